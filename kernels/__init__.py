@@ -1,0 +1,1 @@
+"""Tensor ops with a reference and fast paths."""

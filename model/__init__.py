@@ -1,0 +1,1 @@
+"""The foundation model, its students and their training engine."""

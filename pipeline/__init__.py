@@ -1,0 +1,1 @@
+"""The chain of stages from event logs to served students."""

@@ -1,0 +1,1 @@
+"""Metrics, promotion, tracking and the report."""

@@ -1,0 +1,1 @@
+"""Representations and transfer to students."""

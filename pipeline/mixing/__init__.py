@@ -1,0 +1,1 @@
+"""From foreign logs to mixed batches."""

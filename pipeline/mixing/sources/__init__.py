@@ -1,0 +1,1 @@
+"""Maps from foreign logs to the canonical tables."""

@@ -1,0 +1,1 @@
+"""Training of the foundation model."""

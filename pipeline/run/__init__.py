@@ -1,0 +1,1 @@
+"""Config, run folder, manifests and launch: standard library only."""

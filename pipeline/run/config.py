@@ -1,0 +1,429 @@
+"""The whole configuration of a run, as one frozen tree; `run.json` is its only file form."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import hashlib
+import json
+import types
+import typing
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from model.config import ConfigError, FeatureSet, ModelConfig, Objective, require
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlantedConfig:
+    """Size and seed of the planted generator (docs/planted.md)."""
+
+    seed: int = 0
+    rows_per_day: int = 40_000
+    users: int = 5_000
+    ads: int = 400
+    categories: int = 16
+    organic_per_user_day: float = 5.0
+    finalists: int = 20
+
+    def __post_init__(self) -> None:
+        for name in ("rows_per_day", "users", "ads", "categories", "finalists"):
+            require(
+                getattr(self, name) > 0,
+                f"source.planted.{name}",
+                "above 0",
+                getattr(self, name),
+                "use a positive number",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableMapping:
+    """Where a canonical table comes from.
+
+    `path`: a file, folder or glob; `{day}` is the day, `{landing}` is lake/landing/<source>.
+    `columns`: canonical name -> polars SQL expression over the file's own columns; a canonical
+    column that is not named is read under its own name. Rows of other days are filtered by `ts`
+    when `path` has no `{day}`.
+    """
+
+    table: Literal["impressions", "conversions", "engagements", "candidates"]
+    path: str
+    format: Literal["parquet", "csv"] = "parquet"
+    columns: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceConfig:
+    """A source of logs: a name (names its lake), the tables, and for planted data its generator."""
+
+    name: str
+    kind: Literal["planted", "files"] = "files"
+    tables: tuple[TableMapping, ...] = ()
+    planted: PlantedConfig | None = None
+
+    def __post_init__(self) -> None:
+        safe = self.name.replace("-", "").replace("_", "").isalnum()
+        require(safe, "source.name", "letters, digits, - and _", self.name, "rename the source")
+        require(
+            (self.kind == "planted") == (self.planted is not None),
+            "source.planted",
+            "given for planted data only",
+            self.planted,
+            "set source.kind to match",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowConfig:
+    """Which time a run covers. All splits are on the label time (see docs/architecture.md).
+
+    `bootstrap_days`: days that a first run (no champion to start from) trains on, D included.
+    `holdout_hours`: the last hours before the end of D, scored and never trained on by D's run.
+    `student_days`: days before the end of D that students use; the representation epoch's FM
+    was trained only on labels before that span. `retention_days`: age of the oldest kept event.
+    """
+
+    bootstrap_days: int = 8
+    holdout_hours: int = 12
+    student_days: int = 3
+    retention_days: int = 30
+    num_buckets: int = 2
+    num_groups: int = 1
+
+    def __post_init__(self) -> None:
+        for name in (
+            "bootstrap_days",
+            "holdout_hours",
+            "student_days",
+            "retention_days",
+            "num_buckets",
+            "num_groups",
+        ):
+            require(
+                getattr(self, name) >= 1,
+                f"window.{name}",
+                "at least 1",
+                getattr(self, name),
+                "use a positive number",
+            )
+        require(
+            self.student_days < self.bootstrap_days,
+            "window.student_days",
+            "below window.bootstrap_days",
+            self.student_days,
+            "shorten it",
+        )
+        require(
+            self.holdout_hours < 24 * self.student_days,
+            "window.holdout_hours",
+            "below 24 x window.student_days",
+            self.holdout_hours,
+            "shorten it",
+        )
+        require(
+            self.num_groups <= self.num_buckets,
+            "window.num_groups",
+            "at most window.num_buckets",
+            self.num_groups,
+            "use fewer groups",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixConfig:
+    """Cost-free mixing: FLOPs budget relative to the reference surface, shares, correction."""
+
+    reference_surface: str = ""  # "" = the largest surface
+    budget: float = 1.0
+    alpha: float = 0.7
+    floor: float = 0.0
+    cap: float = 1.0
+    correction: Literal["weight", "none"] = "weight"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require(
+            0 < self.alpha <= 1,
+            "mix.alpha",
+            "in (0, 1]",
+            self.alpha,
+            "use 1.0 to keep natural shares",
+        )
+        require(
+            self.budget > 0,
+            "mix.budget",
+            "above 0",
+            self.budget,
+            "use 1.0 for the cost of the reference surface alone",
+        )
+        require(
+            0 <= self.floor <= self.cap <= 1,
+            "mix.floor",
+            "between 0 and mix.cap",
+            self.floor,
+            "use 0.0 and 1.0 for no limits",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Optimizers, batches and checkpoints of the foundation model."""
+
+    batch_size: int = 512
+    dense_lr: float = 3e-3
+    sparse_lr: float = 3e-2
+    weight_decay: float = 0.0
+    warmup_steps: int = 50
+    clip_norm: float = 5.0
+    ema_decay: float = 0.98
+    epochs: int = 1
+    ranks: int = 1
+    threads: int = 2
+    zero_stage: int = 0
+    checkpoint_every_s: float = 60.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require(self.batch_size > 0, "train.batch_size", "above 0", self.batch_size, "use 512")
+        require(
+            self.ranks == 1,
+            "train.ranks",
+            "1",
+            self.ranks,
+            "training on several ranks is not built yet",
+        )
+        require(0 <= self.ema_decay < 1, "train.ema_decay", "in [0, 1)", self.ema_decay, "use 0.98")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransferConfig:
+    """Students and what they learn from (arXiv 2605.29280 LoopFM, 2502.17494 KD)."""
+
+    quantization: Literal["float32", "int8"] = "int8"
+    sequence_len: int = 50
+    refresh_days: int = 7
+    kd_gamma: float = 10.0
+    kd_alpha: float = 1.0
+    kd_beta: float = 1.0
+    batch_size: int = 512
+    lr: float = 3e-3
+    embedding_dim: int = 8
+    mlp_width: int = 64
+    cross_layers: int = 2
+    seeds: int = 1
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SolarisConfig:
+    """Precompute budget, store and replay (arXiv 2604.12110)."""
+
+    store: str = "lmdb"  # "lmdb" = embedded, in the home folder
+    ttl_hours: float = 24.0
+    vectors_per_request: float = 3.5
+    tick_minutes: float = 20.0
+    delay_minutes: float = 2.0
+    recent_requests: int = 3
+    refresh_at: float = 0.9
+    warmup_days: int = 1
+    num_shards: int = 2
+    coverage_floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(
+            self.store == "lmdb",
+            "solaris.store",
+            "lmdb",
+            self.store,
+            "other backends are not built yet",
+        )
+        require(self.num_shards >= 1, "solaris.num_shards", "at least 1", self.num_shards, "use 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """Bootstrap, promotion gates and the primary metric."""
+
+    bootstrap_draws: int = 1_000
+    primary_objective: str = "click"
+    max_worse_pct: float = 1.0
+    calibration_low: float = 0.8
+    calibration_high: float = 1.25
+    min_positives: int = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parent:
+    """The champion that a run starts from and is compared with, frozen by `resolve`."""
+
+    day: str
+    folder: str
+    cut_us: int
+    fingerprint: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that decides a run's outputs."""
+
+    day: str
+    size: str
+    source: SourceConfig
+    surfaces: tuple[str, ...]
+    objectives: tuple[Objective, ...]
+    features: FeatureSet
+    window: WindowConfig = field(default_factory=WindowConfig)
+    mix: MixConfig = field(default_factory=MixConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    transfer: TransferConfig = field(default_factory=TransferConfig)
+    solaris: SolarisConfig = field(default_factory=SolarisConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    warm_start: bool = True
+    promote: Literal["auto", "never", "force"] = "auto"
+    parent: Parent | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            dt.date.fromisoformat(self.day)
+        except ValueError:
+            raise ConfigError(
+                f"day must be a date like 2026-11-29, got {self.day!r}; fix it"
+            ) from None
+        require(len(self.surfaces) > 0, "surfaces", "not empty", self.surfaces, "name at least one")
+        require(
+            any(o.name == "click" for o in self.objectives),
+            "objectives",
+            "with click",
+            [o.name for o in self.objectives],
+            "add Objective(name='click')",
+        )
+        if self.mix.reference_surface:
+            require(
+                self.mix.reference_surface in self.surfaces,
+                "mix.reference_surface",
+                "a surface of the run",
+                self.mix.reference_surface,
+                f"choose among {list(self.surfaces)}",
+            )
+
+    @property
+    def dataset(self) -> str:
+        """Name of the lake: the source's name and a hash of what shapes its canonical tables."""
+        shape = (
+            to_dict(self.source),
+            self.window.num_buckets,
+            self.surfaces,
+            [f.name for f in self.features.sparse],
+            [f.name for f in self.features.dense],
+        )
+        return f"{self.source.name}-{digest(shape)}"
+
+    @property
+    def lineage(self) -> str:
+        """Runs of one lineage follow each other day by day: same data, same size, same model."""
+        shape = (self.dataset, to_dict(self.features), to_dict(self.model), self.objectives)
+        return f"{self.source.name}-{self.size}-{digest(shape)}"
+
+    @property
+    def run_name(self) -> str:
+        """Folder name of the run under runs/<day>/; the frozen parent does not enter."""
+        frozen = digest(dataclasses.replace(self, parent=None))
+        return f"{self.source.name}-{self.size}-{frozen}"
+
+
+def to_dict(config: object) -> Any:
+    """A dataclass tree as JSON-ready dicts and lists."""
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        return {f.name: to_dict(getattr(config, f.name)) for f in dataclasses.fields(config)}
+    if isinstance(config, (tuple, list)):
+        return [to_dict(item) for item in config]
+    return config
+
+
+def digest(value: object) -> str:
+    """Eight hex digits that identify a JSON-able value."""
+    text = json.dumps(to_dict(value), sort_keys=True, separators=(",", ":"), default=to_dict)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def from_dict(cls: type[T], data: object, path: str = "") -> T:
+    """Build a config class from JSON; errors name the dotted field, the value and the remedy."""
+    return typing.cast(T, _build(cls, data, path))
+
+
+def with_overrides(config: RunConfig, overrides: dict[str, Any]) -> RunConfig:
+    """A copy with dotted fields replaced: {"mix.alpha": 0.5}; unknown names are refused."""
+    data = to_dict(config)
+    for dotted, value in overrides.items():
+        *parents, leaf = dotted.split(".")
+        node = data
+        for name in parents:
+            node = node.get(name) if isinstance(node, dict) else None
+        if not isinstance(node, dict) or leaf not in node:
+            known = sorted(node) if isinstance(node, dict) else sorted(data)
+            raise ConfigError(f"override {dotted!r} is not a field; choose among {known}")
+        if dotted in {"day", "size", "parent"}:
+            raise ConfigError(f"override {dotted!r} is not allowed; use its own parameter")
+        node[leaf] = value
+    return from_dict(RunConfig, data)
+
+
+def _build(kind: Any, data: Any, path: str) -> Any:
+    if dataclasses.is_dataclass(kind):
+        return _build_dataclass(kind, data, path)
+    origin = get_origin(kind)
+    if origin is Literal:
+        require(data in get_args(kind), path, f"one of {list(get_args(kind))}", data, "choose one")
+        return data
+    if origin in (types.UnionType, typing.Union):
+        if data is None and type(None) in get_args(kind):
+            return None
+        (inner,) = [k for k in get_args(kind) if k is not type(None)]
+        return _build(inner, data, path)
+    if origin is tuple:
+        require(isinstance(data, (list, tuple)), path, "a list", data, "use [...]")
+        args = get_args(kind)
+        kinds = [args[0]] * len(data) if args[-1] is Ellipsis else list(args)
+        require(len(kinds) == len(data), path, f"{len(kinds)} long", data, "fix its length")
+        return tuple(
+            _build(k, v, f"{path}[{i}]") for i, (k, v) in enumerate(zip(kinds, data, strict=True))
+        )
+    if kind is float:
+        require(
+            isinstance(data, (int, float)) and not isinstance(data, bool),
+            path,
+            "a number",
+            data,
+            "give a number",
+        )
+        return float(data)
+    right = isinstance(data, kind) and (kind is bool or not isinstance(data, bool))
+    require(right, path, f"of type {kind.__name__}", data, "fix its type")
+    return data
+
+
+def _build_dataclass(kind: Any, data: Any, path: str) -> Any:
+    require(isinstance(data, dict), path or "config", "an object", data, "use {...}")
+    prefix = f"{path}." if path else ""
+    hints = get_type_hints(kind)
+    unknown = sorted(set(data) - set(hints))
+    require(
+        not unknown,
+        prefix + (unknown or [""])[0],
+        f"a field of {kind.__name__}",
+        unknown,
+        f"choose among {sorted(hints)}",
+    )
+    missing = [
+        f.name
+        for f in dataclasses.fields(kind)
+        if f.name not in data
+        and f.default is dataclasses.MISSING
+        and f.default_factory is dataclasses.MISSING
+    ]
+    require(not missing, prefix + (missing or [""])[0], "given", "nothing", "add it")
+    return kind(**{name: _build(hints[name], value, prefix + name) for name, value in data.items()})

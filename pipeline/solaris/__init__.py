@@ -1,0 +1,1 @@
+"""Asynchronous precompute of user-ad representations."""
