@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernels.attention import reference as attention
-from kernels.gdpa import reference as gdpa_reference
-from kernels.pooling import reference as pooling
 from torch import Tensor
 
 import kernels
+from kernels.attention import reference as attention
+from kernels.gdpa import reference as gdpa_reference
+from kernels.pooling import reference as pooling
 
 LENGTHS = {
     "mixed": [3, 0, 7, 1, 0, 5],
