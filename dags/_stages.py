@@ -17,7 +17,7 @@ from airflow.sdk import Asset, BaseOperator, Context, Param, get_current_context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from dags._days import relative_to_runs, resolve_day, resolve_run
-from pipeline.run.errors import EXIT_CONTRACT, EXIT_OK, EXIT_USAGE, ConfigError, DataError
+from pipeline.run.errors import EXIT_OK, EXIT_RETRY, ConfigError, DataError
 from pipeline.run.launch import kill_group, pipeline_command, started, stream
 from pipeline.run.presets import SIZES
 from pipeline.run.resolve import PROMOTE
@@ -136,13 +136,16 @@ def resolve_command(params: Mapping[str, Any], day: str) -> list[str]:
 
 
 def check_exit(what: str, code: int, last: str) -> None:
-    """Raise for an exit code: bad config and bad data fail at once, all else may be retried."""
+    """Raise for an exit code: temporary trouble and killed processes are retried, errors are not.
+
+    A bug or bad data do not go away by trying again; memory and disks do get free.
+    """
     if code == EXIT_OK:
         return
     message = f"{what} ended with exit code {code}: {last}"
-    if code in (EXIT_CONTRACT, EXIT_USAGE):
-        raise AirflowFailException(message)
-    raise AirflowException(message)
+    if code == EXIT_RETRY or code < 0 or code > 128:
+        raise AirflowException(message)
+    raise AirflowFailException(message)
 
 
 def _publish(outlets: Sequence[Any], folder: str, context: Context) -> None:

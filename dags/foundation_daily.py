@@ -12,8 +12,8 @@ decides which one serves.
 change return at once; a changed form makes a run of its own.
 
 **Backfill**: `airflow backfill create --dag-id foundation_daily --from-date 2026-11-01
---to-date 2026-11-07` (both included). Days run one after the other, oldest first, each starting from
-the champion of the day before.
+--to-date 2026-11-07` (both included). Days run one after the other, oldest first, each from the
+champion of the day before.
 
 **By hand**: `python -m pipeline resolve --day 2026-11-29`, then each task's command.
 """

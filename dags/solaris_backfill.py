@@ -5,10 +5,10 @@ likely to be asked for, publishes them to the store, and replays the day's reque
 
 **Inputs**: the asset `foundation_model`, partition `day`, whose event names the run folder.
 
-**Outputs**: `lake/<dataset>/representations`, the store, `replay/coverage.json` and the vectors as they
-would have been served; the assets `representations` and `solaris_store`, partition `day`.
+**Outputs**: `lake/<dataset>/representations`, the store, `replay/coverage.json` and the vectors as
+they would have been served; the assets `representations` and `solaris_store`, partition `day`.
 
-**Rerun**: clear any task, or trigger with `day`: it takes the run of that day that was resolved last.
+**Rerun**: clear any task, or trigger with `day`: it takes that day's run that was resolved last.
 
 **Backfill**: backfill `foundation_daily`; each day's model starts this DAG. One day alone: trigger
 with `day`.

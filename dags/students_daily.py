@@ -1,14 +1,14 @@
 """### Students: one small model per surface
 
 Trains each surface's student with and without what the foundation model knows (soft labels,
-representations), measures how much of the model's gain arrives, and decides which students serve.
+representations), measures how much of its gain arrives, and decides which students serve.
 
-**Inputs**: the assets `foundation_model`, `representations` and `solaris_store`, all of partition `day`.
+**Inputs**: the assets `foundation_model`, `representations` and `solaris_store`, partition `day`.
 
-**Outputs**: per surface arms and metrics, the transfer table, decisions and the day's report; the asset
-`students`, partition `day`.
+**Outputs**: per surface arms and metrics, the transfer table, decisions and the day's report; the
+asset `students`, partition `day`.
 
-**Rerun**: clear any task, or trigger with `day`: it takes the run of that day that was resolved last.
+**Rerun**: clear any task, or trigger with `day`: it takes that day's run that was resolved last.
 
 **Backfill**: backfill `foundation_daily`; each day starts this DAG when its three assets are there.
 One day alone: trigger with `day`.

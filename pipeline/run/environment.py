@@ -1,7 +1,8 @@
-"""Where local servers listen, their generated credentials, and the environment that tasks inherit."""
+"""Where local servers listen, their generated credentials, and the environment of tasks."""
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import secrets
@@ -143,8 +144,6 @@ def _any_port() -> int:
 
 
 def _fernet_key() -> str:
-    import base64
-
     return base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()
 
 

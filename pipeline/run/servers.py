@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import importlib.metadata
 import json
 import logging
@@ -219,9 +220,9 @@ def _migrate(environment: dict[str, str]) -> None:
     target = environment.get("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", "sqlite")
     mark, wanted = airflow_home() / "migrated.json", [version, digest(target)]
     database = airflow_home() / "airflow.db"
-    if mark.is_file() and json.loads(mark.read_text()) == wanted:
-        if target != "sqlite" or database.is_file():
-            return
+    there = target != "sqlite" or database.is_file()
+    if there and mark.is_file() and json.loads(mark.read_text()) == wanted:
+        return
     airflow_home().mkdir(parents=True, exist_ok=True)
     log.info("preparing Airflow's database")
     done = subprocess.run(
@@ -246,8 +247,6 @@ def _make_pools(client: AirflowApi) -> None:
 
 
 def _dags_read(client: AirflowApi, since: float) -> bool:
-    import datetime as dt
-
     dags = {d["dag_id"]: d for d in client.get("/dags", limit=100)["dags"]}
     errors = client.get("/importErrors", limit=1)["import_errors"]
     if errors:
