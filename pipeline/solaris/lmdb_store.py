@@ -11,16 +11,17 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 import lmdb
 import numpy as np
-import numpy.typing as npt
 
 from pipeline.run.config import from_dict, to_dict
 from pipeline.run.errors import DataError, RetryError
 from pipeline.run.lock import locked
+from pipeline.solaris.records import gather, pack_records, recent_lists, record_of
 from pipeline.solaris.store import (
     RECENT,
     Generation,
@@ -29,7 +30,6 @@ from pipeline.solaris.store import (
     RecentLists,
     Vectors,
     newest_of_pairs,
-    recent_order,
 )
 
 log = logging.getLogger(__name__)
@@ -79,8 +79,8 @@ class LmdbStore:
         def read(txn: lmdb.Transaction) -> Pairs:
             number, generation = _need_current(txn, self._folder)
             keys = _pair_keys(number, user_B, ad_B)
-            record = _record(generation)
-            rows_B, found_B = _gather([txn.get(key) for key in keys], record)
+            record = record_of(generation)
+            rows_B, found_B = gather(_get(txn, keys), record)
             found_B &= generation.alive(rows_B["written_at"], now_us)
             rows_B[~found_B] = np.zeros((), dtype=record)
             return Pairs(
@@ -97,10 +97,9 @@ class LmdbStore:
 
         def read(txn: lmdb.Transaction) -> RecentLists:
             number, generation = _need_current(txn, self._folder)
-            record = _record(generation)
+            record = record_of(generation)
             lists = np.dtype((record, (RECENT,)))
-            values = [txn.get(key) for key in _user_keys(number, user_B)]
-            rows_BS, _ = _gather(values, lists)
+            rows_BS, _ = gather(_get(txn, _user_keys(number, user_B)), lists)
             found_BS = rows_BS["written_at"] != 0
             found_BS &= generation.alive(rows_BS["written_at"].astype(np.int64), now_us)
             rows_BS[~found_BS] = np.zeros((), dtype=record)
@@ -120,18 +119,15 @@ class LmdbStore:
             if current is None:
                 return removed
             number, generation = current
-            prefix = _prefix(number)
             last_written = now_us - generation.ttl_us
-            record = _record(generation)
-            for keys in self._chunks(
-                prefix + PAIR, lambda value: _expired(value, record, last_written)
-            ):
-                self._delete(keys)
-                removed += len(keys)
-            for keys in self._chunks(
-                prefix + USER, lambda value: _expired(value, record, last_written)
-            ):
-                self._delete(keys)
+            record = record_of(generation)
+
+            def expired(value: bytes) -> bool:
+                newest = np.frombuffer(value, dtype=record)["written_at"].max()
+                return int(newest) <= last_written
+
+            removed += self._delete_where(_prefix(number) + PAIR, expired)
+            self._delete_where(_prefix(number) + USER, expired)
         return removed
 
     def size(self) -> int:
@@ -139,7 +135,7 @@ class LmdbStore:
         current = self._read(_current)
         if current is None:
             return 0
-        return sum(len(k) for k in self._chunks(_prefix(current[0]) + PAIR, lambda _: True))
+        return sum(len(k) for k in self._chunks(_prefix(current[0]) + PAIR, _any))
 
     def content(self) -> Iterator[tuple[bytes, bytes]]:
         """Keys (without the generation's number) and values of the generation in use, in order."""
@@ -149,8 +145,11 @@ class LmdbStore:
         prefix = _prefix(current[0])
         with self._env.begin() as txn, txn.cursor() as cursor:
             found = cursor.set_range(prefix)
-            while found and cursor.key().startswith(prefix):
-                yield cursor.key()[len(prefix) :], cursor.value()
+            while found:
+                key, value = cast(tuple[bytes, bytes], cursor.item())
+                if not key.startswith(prefix):
+                    return
+                yield key[len(prefix) :], value
                 found = cursor.next()
 
     def _write(self, number: int, generation: Generation, batch: Vectors) -> int:
@@ -158,10 +157,10 @@ class LmdbStore:
         kept = newest_of_pairs(batch.take(living))
         if not len(kept):
             return 0
-        record = _record(generation)
-        rows_N = _pack(kept, record)
+        record = record_of(generation)
+        rows_N = pack_records(kept, record)
         self._put(_pair_keys(number, kept.user_N, kept.ad_N), rows_N.tobytes(), record.itemsize)
-        users_U, lists_US = _recent_lists(kept, rows_N, record)
+        users_U, lists_US = recent_lists(kept, rows_N, record)
         self._put(_user_keys(number, users_U), lists_US.tobytes(), RECENT * record.itemsize)
         return len(kept)
 
@@ -227,18 +226,23 @@ class LmdbStore:
         keep = _prefix(current[0]) if current else None
         removed = 0
         for number in self._read(_numbers):
-            if _prefix(number) == keep:
-                continue
-            for keys in self._chunks(_prefix(number), lambda _: True):
-                self._delete(keys)
-                removed += sum(key[5:6] == PAIR for key in keys)
+            if _prefix(number) != keep:
+                removed += self._delete_where(_prefix(number) + PAIR, _any)
+                self._delete_where(_prefix(number), _any)
+        return removed
+
+    def _delete_where(self, prefix: bytes, wanted: Callable[[bytes], bool]) -> int:
+        removed = 0
+        for keys in self._chunks(prefix, wanted):
+            self._delete(keys)
+            removed += len(keys)
         return removed
 
     def _chunks(self, prefix: bytes, wanted: Callable[[bytes], bool]) -> Iterator[list[bytes]]:
         """Keys below a prefix whose values are wanted, in chunks; safe while they are deleted."""
         start: bytes | None = prefix
         while start is not None:
-            keys, start = self._read(lambda txn, at=start: _scan(txn, prefix, at, wanted))  # type: ignore[misc]
+            keys, start = self._read(partial(_scan, prefix=prefix, start=start, wanted=wanted))
             if keys:
                 yield keys
 
@@ -258,6 +262,10 @@ def open_store(folder: Path, *, write: bool = False) -> Iterator[LmdbStore]:
         yield LmdbStore(environment, folder)
 
 
+def _any(_: bytes) -> bool:
+    return True
+
+
 def _file_bytes(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
 
@@ -266,8 +274,13 @@ def _prefix(number: int) -> bytes:
     return b"g" + number.to_bytes(4, "big")
 
 
+def _get(txn: lmdb.Transaction, keys: list[bytes]) -> list[bytes | None]:
+    # The transactions here give bytes, never views (buffers=False).
+    return cast(list[bytes | None], [txn.get(key) for key in keys])
+
+
 def _current(txn: lmdb.Transaction) -> tuple[int, Generation] | None:
-    text = txn.get(CURRENT)
+    (text,) = _get(txn, [CURRENT])
     if text is None:
         return None
     record = json.loads(text)
@@ -298,58 +311,16 @@ def _scan(
     keys: list[bytes] = []
     with txn.cursor() as cursor:
         found = cursor.set_range(start)
-        while found and cursor.key().startswith(prefix):
+        while found:
+            key, value = cast(tuple[bytes, bytes], cursor.item())
+            if not key.startswith(prefix):
+                break
             if len(keys) == WRITES_PER_TRANSACTION:
-                return keys, cursor.key()
-            if wanted(cursor.value()):
-                keys.append(cursor.key())
+                return keys, key
+            if wanted(value):
+                keys.append(key)
             found = cursor.next()
     return keys, None
-
-
-def _record(generation: Generation) -> np.dtype[np.void]:
-    return np.dtype(
-        [
-            ("written_at", "<i8"),
-            ("score", "<f4"),
-            ("z", np.dtype(generation.dtype).newbyteorder("<"), (generation.width,)),
-        ]
-    )
-
-
-def _expired(value: bytes, record: np.dtype[np.void], last_written: int) -> bool:
-    return int(np.frombuffer(value, dtype=record)["written_at"].max()) <= last_written
-
-
-def _pack(vectors: Vectors, record: np.dtype[np.void]) -> npt.NDArray[np.void]:
-    rows_N = np.zeros(len(vectors), dtype=record)
-    rows_N["written_at"] = vectors.written_at_N
-    rows_N["score"] = vectors.score_N
-    rows_N["z"] = vectors.z_Nd
-    return rows_N
-
-
-def _recent_lists(
-    kept: Vectors, rows_N: npt.NDArray[np.void], record: np.dtype[np.void]
-) -> tuple[Int64s, npt.NDArray[np.void]]:
-    order = recent_order(kept.user_N, kept.ad_N, kept.written_at_N)
-    users_U, first_U, count_U = np.unique(kept.user_N[order], return_index=True, return_counts=True)
-    place_N = np.arange(len(order)) - np.repeat(first_U, count_U)
-    owner_N = np.repeat(np.arange(len(users_U)), count_U)
-    short_N = place_N < RECENT
-    lists_US = np.zeros((len(users_U), RECENT), dtype=record)
-    lists_US[owner_N[short_N], place_N[short_N]] = rows_N[order[short_N]]
-    return users_U, lists_US
-
-
-def _gather(
-    values: list[bytes | None], record: np.dtype[np.void]
-) -> tuple[npt.NDArray[np.void], npt.NDArray[np.bool_]]:
-    """Values as records (a writable copy), zeros where a value is missing."""
-    blank = bytes(record.itemsize)
-    rows = np.frombuffer(b"".join([value or blank for value in values]), dtype=record.base)
-    found_B = np.fromiter((value is not None for value in values), dtype=bool, count=len(values))
-    return rows.reshape(len(values), *record.shape).copy(), found_B
 
 
 def _pair_keys(number: int, user_N: Int64s, ad_N: Int64s) -> list[bytes]:

@@ -52,7 +52,7 @@ def decayed_means(
     z_Bd = np.einsum("bs,bsd->bd", share_BS, unpack(z_BSd).astype(np.float64))
     age_s_B = (share_BS * age_us_BS).sum(axis=1) / 1e6
     return UserMeans(
-        found_B=found_BS.any(axis=1),
+        found_B=np.asarray(found_BS.any(axis=1)),
         age_s_B=age_s_B.astype(np.float32),
         z_Bd=z_Bd.astype(np.float32),
     )
