@@ -146,7 +146,7 @@ class LmdbStore:
         with self._env.begin() as txn, txn.cursor() as cursor:
             found = cursor.set_range(prefix)
             while found:
-                key, value = cast(tuple[bytes, bytes], cursor.item())
+                key, value = cursor.item()
                 if not key.startswith(prefix):
                     return
                 yield key[len(prefix) :], value
