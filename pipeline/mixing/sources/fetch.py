@@ -182,7 +182,8 @@ def _finished(wanted: PublicSet, folder: Path) -> dict[str, Any] | None:
         source: dict[str, Any] = json.loads((folder / SOURCE_FILE).read_text())
     except FileNotFoundError:
         return None
-    if source["wheel_sha256"] != wanted.sha256 or source["adapters"] != ADAPTERS_VERSION:
+    made_from = (source.get("wheel_sha256"), source.get("adapters"))
+    if made_from != (wanted.sha256, ADAPTERS_VERSION):
         return None
     for name, table in source["tables"].items():
         manifest = read_manifest(folder / name, missing_ok=True)
