@@ -188,8 +188,11 @@ class ModelConfig:
     attention: Literal["full", "window"] = "window"
     gdpa_context: Literal["all", "user"] = "all"
     gdpa_short_path: int = 4
+    gdpa_activation: Literal["gelu", "silu", "relu", "relu_square", "identity"] = "gelu"
     qk_norm: bool = False
+    pooling: Literal["hsp", "pma"] = "hsp"
     compskip: bool = True
+    rote: Literal["gap", "age", "none"] = "gap"
     rote_tau_s: float = 60.0
     embedding_init_sd: float = 0.2
     representation_dim: int = 16

@@ -1,0 +1,1 @@
+"""The attention ops: reference.py to read, eager.py to run."""

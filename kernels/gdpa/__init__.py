@@ -1,0 +1,1 @@
+"""The gdpa ops: reference.py to read, eager.py to run."""

@@ -1,0 +1,43 @@
+"""Generalized dot-product attention (arXiv 2602.10016), as the formula reads."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def activate(x: Tensor, name: str) -> Tensor:
+    """One of gelu, silu, relu, relu_square, identity; all of them are 0 at 0."""
+    if name == "gelu":
+        return F.gelu(x)
+    if name == "silu":
+        return F.silu(x)
+    if name == "relu":
+        return F.relu(x)
+    if name == "relu_square":
+        return F.relu(x).square()
+    if name == "identity":
+        return x
+    raise ValueError(
+        f"activation must be gelu, silu, relu, relu_square or identity, got {name!r}; choose one"
+    )
+
+
+def gdpa(
+    q_EHK: Tensor,
+    k_BHNK: Tensor,
+    v_BHNK: Tensor,
+    lengths_B: Tensor,
+    *,
+    scale: float,
+    activation: str = "gelu",
+) -> Tensor:
+    """Act(q k^T * scale) v: the queries are the row's events, keys and values the row's own."""
+    rows, start = [], 0
+    for row, length in enumerate(lengths_B.tolist()):
+        q_THK = q_EHK[start : start + length]
+        start += length
+        score_HTN = torch.einsum("thk,hnk->htn", q_THK, k_BHNK[row]) * scale
+        rows.append(torch.einsum("htn,hnk->thk", activate(score_HTN, activation), v_BHNK[row]))
+    return torch.cat(rows) if rows else torch.zeros_like(q_EHK)

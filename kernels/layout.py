@@ -1,0 +1,171 @@
+"""Jagged rows in memory: where the events of each row lie, so that ops run on dense blocks.
+
+Suffixes: B rows, E events (flat, row-major), P slots, b rows of a bucket, T a bucket's length.
+
+`arrange` sorts the rows by length into a few buckets, each a dense [b, T] block of slots, so that
+matrix ops are batched without padding to the longest row; rows without events have no slot at
+all. A batch whose rows are equally long needs no copy. Values stay in the layout from one op to the
+next: pack once, unpack once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# a bucket costs about as much as this many more slots: the fixed price of a few small ops
+BUCKET_COST = 1_500
+MAX_EDGES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A dense block: slots [start, start + num_rows * length), rows [row, row + num_rows)."""
+
+    start: int
+    row: int
+    num_rows: int
+    length: int
+    valid_bT: Tensor | None  # None: every slot holds an event
+
+    @property
+    def end(self) -> int:
+        """One past the last slot."""
+        return self.start + self.num_rows * self.length
+
+    def block(self, values_PX: Tensor) -> Tensor:
+        """The bucket's part of a slot tensor, as a [b, T, ...] view."""
+        part = values_PX[self.start : self.end]
+        return part.view(self.num_rows, self.length, *values_PX.shape[1:])
+
+    def rows(self, values_RX: Tensor) -> Tensor:
+        """The bucket's part of a tensor in `Layout.order_R` order."""
+        return values_RX[self.row : self.row + self.num_rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Slots of a jagged batch. `order_R` lists the rows that have events, in bucket order."""
+
+    lengths_B: Tensor
+    order_R: Tensor
+    slot_E: Tensor | None  # None: slot i holds event i
+    buckets: tuple[Bucket, ...]
+    num_slots: int
+    all_rows_in_order: bool
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the batch, empty ones included."""
+        return int(self.lengths_B.shape[0])
+
+    def pack(self, values_EX: Tensor) -> Tensor:
+        """Flat events to slots; free slots hold zeros."""
+        if self.slot_E is None:
+            return values_EX
+        return _Spread.apply(values_EX, self.slot_E, self.num_slots)
+
+    def unpack(self, values_PX: Tensor) -> Tensor:
+        """Slots to flat events."""
+        if self.slot_E is None:
+            return values_PX
+        return _Collect.apply(values_PX, self.slot_E)
+
+    def take_rows(self, values_BX: Tensor) -> Tensor:
+        """Per-row values in bucket order, empty rows left out."""
+        if self.all_rows_in_order:
+            return values_BX
+        return _Collect.apply(values_BX, self.order_R)
+
+    def put_rows(self, values_RX: Tensor) -> Tensor:
+        """Inverse of `take_rows`; empty rows get zeros."""
+        if self.all_rows_in_order:
+            return values_RX
+        return _Spread.apply(values_RX, self.order_R, self.num_rows)
+
+
+class _Spread(torch.autograd.Function):
+    """zeros[index] = values for distinct indices: both directions are plain copies."""
+
+    @staticmethod
+    def forward(ctx, values, index, size):  # type: ignore[no-untyped-def]
+        """Scatter rows to distinct places."""
+        ctx.save_for_backward(index)
+        return values.new_zeros(size, *values.shape[1:]).index_copy_(0, index, values)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        """Gather them back."""
+        (index,) = ctx.saved_tensors
+        return _Collect.apply(grad, index), None, None
+
+
+class _Collect(torch.autograd.Function):
+    """values[index] for distinct indices (autograd's own backward would add, row by row)."""
+
+    @staticmethod
+    def forward(ctx, values, index):  # type: ignore[no-untyped-def]
+        """Gather rows."""
+        ctx.save_for_backward(index)
+        ctx.size = values.shape[0]
+        return values.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        """Scatter them back."""
+        (index,) = ctx.saved_tensors
+        return _Spread.apply(grad, index, ctx.size), None
+
+
+def arrange(lengths_B: Tensor) -> Layout:
+    """The cheapest bucketed layout of rows with these lengths (int64, on the CPU)."""
+    lengths = lengths_B.numpy()
+    order = np.argsort(lengths, kind="stable")
+    order = order[np.searchsorted(lengths[order], 1) :]
+    by_length = lengths[order]
+    buckets: list[Bucket] = []
+    begin_of_row = np.zeros(len(lengths), np.int64)
+    slots = first = 0
+    for last in _cut(by_length):
+        length, count = int(by_length[last - 1]), last - first
+        begin_of_row[order[first:last]] = slots + length * np.arange(count)
+        valid = None
+        if by_length[first] != length:
+            valid = torch.from_numpy(np.arange(length) < by_length[first:last, None])
+        buckets.append(Bucket(slots, first, count, length, valid))
+        slots += length * count
+        first = last
+    ends = np.cumsum(lengths)
+    slot = np.repeat(begin_of_row - ends + lengths, lengths) + np.arange(lengths.sum())
+    in_place = len(slot) == slots and bool((slot == np.arange(slots)).all())
+    in_order = len(order) == len(lengths) and bool((order == np.arange(len(order))).all())
+    return Layout(
+        lengths_B=lengths_B,
+        order_R=torch.from_numpy(order),
+        slot_E=None if in_place else torch.from_numpy(slot),
+        buckets=tuple(buckets),
+        num_slots=slots,
+        all_rows_in_order=in_order,
+    )
+
+
+def _cut(by_length: np.ndarray) -> list[int]:
+    """Ends of the buckets over ascending lengths: least slots plus `BUCKET_COST` per bucket."""
+    if len(by_length) == 0:
+        return []
+    grid = np.unique(np.quantile(by_length, np.linspace(0, 1, MAX_EDGES + 1), method="higher"))
+    ends = np.searchsorted(by_length, grid, side="right")
+    best, previous = [0.0], [0]
+    for i, end in enumerate(ends):
+        starts = np.concatenate([[0], ends[:i]])
+        costs = np.array(best) + (end - starts) * float(grid[i]) + BUCKET_COST
+        previous.append(int(costs.argmin()))
+        best.append(float(costs.min()))
+    cuts, at = [], len(ends)
+    while at > 0:
+        cuts.append(int(ends[at - 1]))
+        at = previous[at]
+    return cuts[::-1]

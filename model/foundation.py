@@ -1,0 +1,103 @@
+"""The foundation model: TorchRec tables and a dense Kunlun with heads and a compressor.
+
+Suffixes: B rows, F sparse features, C dense columns, N tokens, D width, K objectives, d code width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from model.batch import Batch
+from model.compressor import Compressor
+from model.config import FeatureSet, ModelConfig, Objective, require
+from model.embedding import DenseInputs, SparseArch
+from model.heads import Heads
+from model.kunlun import Context, Kunlun, Tokens
+from model.losses import label_loss
+from model.sequence import EventEntry
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutput:
+    """Logits in objective order, the tanh code, and the compressor's own loss (0 in eval mode)."""
+
+    logits_BK: Tensor
+    representation_Bd: Tensor
+    reconstruction: Tensor
+
+
+class DenseArch(nn.Module):
+    """Everything but the tables: what the dense engine trains."""
+
+    def __init__(
+        self,
+        features: FeatureSet,
+        objectives: tuple[Objective, ...],
+        num_surfaces: int,
+        config: ModelConfig,
+    ) -> None:
+        super().__init__()
+        self.ad_places = [i for i, f in enumerate(features.sparse) if f.scope == "ad"]
+        self.user_places = None
+        if config.gdpa_context == "user":
+            self.user_places = [i for i, f in enumerate(features.sparse) if f.scope != "ad"]
+        num_dense = len(features.dense_columns)
+        tokens = Tokens.of(features, config)
+        self.to_width = (
+            nn.Identity()
+            if config.embedding_dim == config.width
+            else nn.Linear(config.embedding_dim, config.width, bias=False)
+        )
+        self.dense_token = nn.Linear(num_dense, config.width) if num_dense else None
+        self.entry = nn.ModuleDict({e.name: EventEntry(e, config) for e in features.events})
+        self.kunlun = Kunlun(features, config)
+        read = (tokens.x + tokens.h) * config.width + num_dense
+        self.heads = Heads(read, num_surfaces, len(objectives), config)
+        self.compressor = Compressor(
+            tokens.x * config.width, config.mlp_width, config.representation_dim
+        )
+
+    def forward(self, inputs: DenseInputs) -> ModelOutput:
+        """Logits and representation of embedded inputs."""
+        x_BND = self.to_width(inputs.embedded_BFD)
+        user_BND = None if self.user_places is None else x_BND[:, self.user_places]
+        context = Context(x_BND[:, self.ad_places].flatten(1), user_BND)
+        if self.dense_token is not None:
+            token_BD = self.dense_token(inputs.dense_BC)
+            x_BND = torch.cat([x_BND, token_BD[:, None]], dim=1)
+        towers = {name: entry(inputs.events[name]) for name, entry in self.entry.items()}
+        out = self.kunlun(x_BND, towers, context)
+        read = [out.x_BND.flatten(1), out.h_BQD.flatten(1), inputs.dense_BC]
+        code_Bd, reconstruction = self.compressor(out.shallow_BND.flatten(1))
+        logits_BK = self.heads(torch.cat(read, dim=1), inputs.surface_B)
+        return ModelOutput(logits_BK, code_Bd, reconstruction)
+
+
+class FoundationModel(nn.Module):
+    """Tables and dense part as one module: what is evaluated, frozen and exported."""
+
+    def __init__(
+        self,
+        features: FeatureSet,
+        objectives: tuple[Objective, ...],
+        num_surfaces: int,
+        config: ModelConfig,
+    ) -> None:
+        super().__init__()
+        require(
+            len(features.sparse) > 0, "features.sparse", "not empty", (), "declare the id features"
+        )
+        self.sparse = SparseArch(features, config)
+        self.dense = DenseArch(features, objectives, num_surfaces, config)
+
+    def forward(self, batch: Batch) -> ModelOutput:
+        """Logits [B, K] and representation [B, d] of a batch."""
+        return self.dense(self.sparse(batch))
+
+
+def training_loss(output: ModelOutput, batch: Batch, task_weight_K: Tensor) -> Tensor:
+    """Label loss of all objectives plus the compressor's reconstruction, a scalar."""
+    return label_loss(output.logits_BK, batch, task_weight_K) + output.reconstruction

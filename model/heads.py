@@ -1,0 +1,42 @@
+"""Task heads: one small MLP per objective on the trunk, and a bias per surface.
+
+Suffixes: B rows, X inputs, M trunk width, K objectives, L head width, Z surfaces.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.config import ModelConfig
+from model.experts import SurfaceExperts
+
+
+class Heads(nn.Module):
+    """Trunk -> surface experts -> logits of all objectives."""
+
+    def __init__(
+        self, num_inputs: int, num_surfaces: int, num_objectives: int, config: ModelConfig
+    ) -> None:
+        super().__init__()
+        self.num_objectives = num_objectives
+        self.trunk = nn.Linear(num_inputs, config.mlp_width)
+        self.experts = SurfaceExperts(num_surfaces, config.mlp_width, config.adapter_rank)
+        self.hidden = nn.Linear(config.mlp_width, num_objectives * config.head_width)
+        self.out_KL = nn.Parameter(
+            torch.randn(num_objectives, config.head_width) * config.head_width**-0.5
+        )
+        self.bias_ZK = nn.Parameter(torch.zeros(num_surfaces, num_objectives))
+
+    def forward(self, x_BX: Tensor, surface_B: Tensor) -> Tensor:
+        """Logits [B, K]."""
+        trunk_BM = self.experts(F.silu(self.trunk(x_BX)), surface_B)
+        hidden_BKL = F.silu(self.hidden(trunk_BM)).unflatten(1, (self.num_objectives, -1))
+        own_BZ = F.one_hot(surface_B, self.bias_ZK.shape[0]).to(x_BX.dtype)
+        return (hidden_BKL * self.out_KL).sum(-1) + own_BZ @ self.bias_ZK
+
+    @torch.no_grad()
+    def set_prior(self, rate_K: Tensor) -> None:
+        """Start every surface's bias at the log-odds of the objectives' base rates."""
+        self.bias_ZK.copy_(torch.logit(rate_K.clamp(1e-4, 1 - 1e-4)).expand_as(self.bias_ZK))

@@ -1,0 +1,100 @@
+"""Global interaction: a mixture of Wukong layers over all tokens (arXiv 2403.02545, 2602.10016).
+
+Suffixes: B rows, N tokens in, D width, r rank of the factorization machine.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from model.config import ModelConfig
+
+
+class TokenLinear(nn.Module):
+    """Linear along the token axis, [B, N, D] -> [B, M, D]; `identity` starts as a copy."""
+
+    def __init__(self, num_in: int, num_out: int, *, identity: bool = False) -> None:
+        super().__init__()
+        weight_MN = torch.randn(num_out, num_in) * num_in**-0.5
+        self.weight_MN = nn.Parameter(torch.eye(num_out, num_in) if identity else weight_MN)
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        """[B, M, D]."""
+        return torch.matmul(self.weight_MN, x_BND)
+
+
+class FactorizationBlock(nn.Module):
+    """MLP(LN(flatten(X X^T Y))), computed as X (X^T Y), with attentive Y [N, r]."""
+
+    def __init__(self, num_in: int, num_out: int, config: ModelConfig) -> None:
+        super().__init__()
+        rank, width = config.fm_rank, config.width
+        self.rank, self.width = rank, width
+        self.compress = TokenLinear(num_in, config.summary_tokens)
+        self.attend = nn.Linear(config.summary_tokens * width, num_in * rank)
+        self.norm = nn.LayerNorm(num_in * rank)
+        self.mlp = nn.Sequential(
+            nn.Linear(num_in * rank, config.mlp_width),
+            nn.SiLU(),
+            nn.Linear(config.mlp_width, num_out * width),
+        )
+        nn.init.normal_(self.attend.bias, std=num_in**-0.5)
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        """[B, num_out, D]."""
+        y_BNr = self.attend(self.compress(x_BND).flatten(1)).unflatten(1, (-1, self.rank))
+        pairs_BNr = torch.matmul(x_BND, torch.matmul(x_BND.transpose(1, 2), y_BNr))
+        return self.mlp(self.norm(pairs_BNr.flatten(1))).unflatten(1, (-1, self.width))
+
+
+class WukongLayer(nn.Module):
+    """LN(concat(FMB, LCB) + compressed X): `num_in` tokens to `num_out`."""
+
+    def __init__(self, num_in: int, num_out: int, config: ModelConfig) -> None:
+        super().__init__()
+        num_pairs = max(1, num_out // 2)
+        self.pairs = FactorizationBlock(num_in, num_pairs, config)
+        self.linear = TokenLinear(num_in, num_out - num_pairs) if num_out > num_pairs else None
+        self.residual = TokenLinear(num_in, num_out, identity=True)
+        self.norm = nn.LayerNorm(config.width)
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        """[B, num_out, D]."""
+        blocks = [self.pairs(x_BND)]
+        if self.linear is not None:
+            blocks.append(self.linear(x_BND))
+        return self.norm(torch.cat(blocks, dim=1) + self.residual(x_BND))
+
+
+class GlobalInteraction(nn.Module):
+    """[X | H] over M Wukong experts, each on its own tokens; no router, outputs concatenated.
+
+    Odd layers take contiguous runs of tokens and even ones every M-th, so that partitions mix
+    and X meets H from the first layer on.
+    """
+
+    def __init__(self, num_x: int, num_h: int, layer: int, config: ModelConfig) -> None:
+        super().__init__()
+        total, experts = num_x + num_h, min(config.wukong_experts, num_x)
+        pieces = torch.arange(total)
+        parts = (
+            pieces.tensor_split(experts)
+            if layer % 2
+            else [pieces[i::experts] for i in range(experts)]
+        )
+        self.places = [p.tolist() for p in parts]
+        outs = [len(p) for p in torch.arange(num_x).tensor_split(experts)]
+        self.experts = nn.ModuleList(
+            WukongLayer(len(p), out, config) for p, out in zip(self.places, outs, strict=True)
+        )
+
+    def forward(self, x_BND: Tensor, h_BQD: Tensor) -> Tensor:
+        """The next X, with as many tokens as X."""
+        both_BND = torch.cat([x_BND, h_BQD], dim=1)
+        if len(self.experts) == 1:
+            return self.experts[0](both_BND)
+        parts = [
+            e(both_BND[:, places]) for e, places in zip(self.experts, self.places, strict=True)
+        ]
+        return torch.cat(parts, dim=1)

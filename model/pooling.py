@@ -1,0 +1,87 @@
+"""From a jagged sequence to a few tokens: hierarchical seed pooling, and plain seed attention.
+
+HSP (arXiv 2602.10016): learnable seeds read the sequence, Z = MHA(Norm(E), S, S); a SumKronLinear
+compresses them, H = sum_i A_i^T Z W_i. Seeds are shared by all rows, so W_K is multiplied into
+the seeds and W_V is applied after pooling: nothing is projected per event.
+
+Suffixes: B rows, P slots, S seeds, Q pooled tokens, W tower width, D model width, H heads, K head
+width, k rank.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+import kernels
+from model.config import EventType
+from model.sequence import Sequence
+
+
+class SeedAttention(nn.Module):
+    """Multi-head softmax attention of learnable seeds over a sequence."""
+
+    def __init__(self, num_seeds: int, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.head_width = heads, width // heads
+        self.seeds_SW = nn.Parameter(torch.randn(num_seeds, width))
+        self.norm = nn.LayerNorm(width)
+        self.seed_norm = nn.LayerNorm(width)
+        self.query = nn.Linear(width, width, bias=False)
+        self.key_HKW = nn.Parameter(torch.randn(heads, self.head_width, width) * width**-0.5)
+        self.value_HWK = nn.Parameter(torch.randn(heads, width, self.head_width) * width**-0.5)
+
+    def forward(self, sequence: Sequence) -> Tensor:
+        """[B, S, W]; rows without events give zeros."""
+        query_HSK = self.query(self.seed_norm(self.seeds_SW)).unflatten(-1, (self.heads, -1))
+        folded_HSW = torch.matmul(query_HSK.transpose(0, 1), self.key_HKW)
+        # the op divides by sqrt of its own key width W; the head's is K
+        folded_HSW = folded_HSW * (self.heads**0.5)
+        state_P1W = self.norm(sequence.state_PW)[:, None]
+        pooled_BX1W = kernels.seed_attention(
+            folded_HSW.flatten(0, 1)[:, None], state_P1W, state_P1W, sequence.layout
+        )
+        pooled_BHSW = pooled_BX1W[:, :, 0].unflatten(1, (self.heads, -1))
+        z_BHSK = torch.matmul(pooled_BHSW, self.value_HWK)
+        return z_BHSK.transpose(1, 2).flatten(2)
+
+
+class SumKronLinear(nn.Module):
+    """[S, W] -> [Q, D] by sum_i A_i^T Z W_i, rank k: 2k(SQW + QWD) FLOPs per row."""
+
+    def __init__(self, seeds: int, tokens: int, width: int, out_width: int, rank: int) -> None:
+        super().__init__()
+        self.rank, self.tokens = rank, tokens
+        self.rows_XS = nn.Parameter(torch.randn(tokens * rank, seeds) * seeds**-0.5)
+        self.columns = nn.Linear(rank * width, out_width, bias=False)
+
+    def forward(self, z_BSW: Tensor) -> Tensor:
+        """[B, Q, D]."""
+        mixed_BXW = torch.matmul(self.rows_XS, z_BSW)
+        return self.columns(mixed_BXW.unflatten(1, (self.tokens, self.rank)).flatten(2))
+
+
+class SeedPooling(nn.Module):
+    """HSP of one tower, to `event.tokens` tokens of the model's width."""
+
+    def __init__(self, event: EventType, seeds: int, rank: int, width: int) -> None:
+        super().__init__()
+        self.attend = SeedAttention(seeds, event.width, event.heads)
+        self.compress = SumKronLinear(seeds, event.tokens, event.width, width, rank)
+
+    def forward(self, sequence: Sequence) -> Tensor:
+        """[B, Q, D]."""
+        return self.compress(self.attend(sequence))
+
+
+class PlainPooling(nn.Module):
+    """PMA: one seed per pooled token, no compression; also the read-out of the last sequence."""
+
+    def __init__(self, event: EventType, width: int) -> None:
+        super().__init__()
+        self.attend = SeedAttention(event.tokens, event.width, event.heads)
+        self.out = nn.Linear(event.width, width, bias=False)
+
+    def forward(self, sequence: Sequence) -> Tensor:
+        """[B, Q, D]."""
+        return self.out(self.attend(sequence))
