@@ -187,6 +187,5 @@ def _is(row: dict[str, Any], surface: str, objective: str) -> bool:
 
 
 def _spread(found: list[float | None] | None) -> str:
-    if not found or None in found:
-        return "unknown"
-    return "{:+.4f} [{:+.4f}, {:+.4f}]".format(*found)
+    value, low, high = ("?" if v is None else f"{v:+.4f}" for v in found or (None,) * 3)
+    return f"{value} [{low}, {high}]"
