@@ -1,6 +1,6 @@
 """Jagged rows in memory: where the events of each row lie, so that ops run on dense blocks.
 
-Suffixes: B rows, E events (flat, row-major), P slots of the layout, b rows of a bucket, T its length.
+Suffixes: B rows, E events (flat, row-major), P slots, b rows of a bucket, T a bucket's length.
 
 `arrange` sorts the rows by length into a few buckets, each a dense [b, T] block of slots, so that
 matrix ops are batched without padding to the longest row; rows without events have no slot at

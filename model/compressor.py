@@ -1,8 +1,8 @@
 """The representation: shallow activations of the foundation model, compressed to a short code.
 
-LoopFM (arXiv 2605.29280): an autoencoder trained beside the model, with no gradient into it; the code
-ends in tanh, so that it quantizes well. Every prefix of the code (a quarter, a half, all of it) must
-reconstruct the input, so any of them may be stored.
+LoopFM (arXiv 2605.29280): an autoencoder trained beside the model, with no gradient into it; the
+code ends in tanh, so that it quantizes well. Every prefix of the code (a quarter, a half, all of
+it) must reconstruct the input, so any of them may be stored.
 
 Suffixes: B rows, X activations, d code width.
 """

@@ -1,9 +1,9 @@
 """The personalized feed-forward net: weights generated from the context act on every event.
 
-GDPA (arXiv 2602.10016): per head O_h = Act(Q_h K_h^T / tau) V_h with Q_h = W_Q^h S and K, V from the
-summary of X; the output is W_O [O_1 .. O_H]. Keys and values belong to the row, so W_Q and W_O are
-multiplied into them once per row, (S W_Q^h) K_h^T = S (W_Q^h K_h^T): per event only the two products
-with generated weights remain.
+GDPA (arXiv 2602.10016): per head O_h = Act(Q_h K_h^T / tau) V_h with Q_h = W_Q^h S and K, V from
+the summary of X; the output is W_O [O_1 .. O_H]. Keys and values belong to the row, so W_Q and W_O
+are multiplied into them once per row, (S W_Q^h) K_h^T = S (W_Q^h K_h^T): per event only the two
+products with generated weights remain.
 
 Suffixes: B rows, n summary tokens, D model width, P slots, W tower width, H heads, K head width,
 N keys per row.
