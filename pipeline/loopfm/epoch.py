@@ -46,7 +46,7 @@ def epoch_in_force(run: Run) -> Epoch:
     begin = window_of(run.config).students_begin
     if epoch.fm_cut_us > begin:
         raise ContractError(
-            f"epoch {epoch.id} saw labels up to {epoch.fm_cut_us} us, but students begin at {begin}: "
+            f"epoch {epoch.id} saw labels up to {epoch.fm_cut_us} us, students begin at {begin}: "
             "they leak; open a new epoch"
         )
     return epoch
