@@ -45,7 +45,7 @@ def pair_rows(run: Run, user_N: Int64s, ad_N: Int64s, at_us_N: Int64s) -> PairRo
     ad_row_N = latest(seen_ads, "ad_id", ad_N, at_us_N)
     kept_N = (user_row_N != NOT_SEEN) & (ad_row_N != NOT_SEEN)
     # A feature is of one scope, but an id such as category_id may be declared under both.
-    of_ad = seen_ads[ad_row_N[kept_N]].drop("ts_us", "surface_index")
+    of_ad = seen_ads[ad_row_N[kept_N]].drop("ts_us", "surface")
     of_user = seen_users[user_row_N[kept_N]].drop("ts_us")
     of_user = of_user.drop([name for name in of_user.columns if name in of_ad.columns])
     frame = pl.concat([of_user, of_ad], how="horizontal").with_columns(
@@ -71,13 +71,13 @@ def latest(seen: pl.DataFrame, owner: str, id_N: Int64s, before_us_N: Int64s) ->
 
 def _columns(run: Run, scopes: Iterable[str]) -> list[str]:
     features = run.config.features
-    declared = [*features.sparse, *features.dense]
-    names = [f.name for f in declared if f.scope in scopes]
+    names = [f.name for f in features.sparse if f.scope in scopes]
+    names += [f.name for f in features.dense if f.scope in scopes]
     return [n for n in dict.fromkeys(names) if n not in {*IMPRESSION_IDS, "surface"}]
 
 
 def _impressions(run: Run, columns: list[str], users: Int64s | None = None) -> pl.DataFrame:
-    """Columns, `ts_us` and `surface_index` of the window's impressions, of the users alone."""
+    """Columns, `ts_us` and `surface` (index) of the window's impressions, of the users alone."""
     last = day_begin_us(run.config.day)
     days = [day for day in window_of(run.config).days if day_begin_us(day) <= last]
     parts = partitions(run, "impressions", days)
@@ -90,7 +90,7 @@ def _impressions(run: Run, columns: list[str], users: Int64s | None = None) -> p
         rows = pl.scan_parquet(files, glob=False).select(
             *columns,
             pl.col("ts").dt.epoch("us").alias("ts_us"),
-            pl.lit(part.surface, dtype=pl.Int64).alias("surface_index"),
+            pl.lit(part.surface, dtype=pl.Int64).alias("surface"),
         )
         if wanted is not None:
             rows = rows.join(wanted, on="user_id", how="semi", maintain_order="left")
