@@ -21,6 +21,9 @@ from model.config import (
     SparseFeature,
 )
 from pipeline.mixing.ingest import ingest
+from pipeline.mixing.labels import labels
+from pipeline.mixing.mix import mix
+from pipeline.mixing.timeline import timelines
 from pipeline.run.config import MixConfig, RunConfig, SourceConfig, WindowConfig, to_dict
 from pipeline.run.paths import Run, run_folder
 from pipeline.run.presets import landed

@@ -1,0 +1,122 @@
+"""Requests and their finalists, in event time: what Solaris predicts, precomputes and replays.
+
+Suffixes: Q requests, F finalists (rows of all requests, concatenated).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from pipeline.mixing.canonical import partitions
+from pipeline.run.errors import DataError
+from pipeline.run.paths import Run
+from pipeline.run.window import DAY_US, day_begin_us, day_of_us
+
+Int64s = npt.NDArray[np.int64]
+COLUMNS = ("request_id", "user_id", "surface", "ts", "ad_id")
+KEYS = ("ts_us", "request_id", "user_id")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requests:
+    """Requests in time order; request q owns finalists `first_Q[q] : first_Q[q + 1]`, best first.
+
+    `first_Q` has one entry more than there are requests. `ts_us_Q` in microseconds, `surface_Q`
+    as its name; `rank_F` starts at 0.
+    """
+
+    request_Q: Int64s
+    user_Q: Int64s
+    ts_us_Q: Int64s
+    surface_Q: npt.NDArray[np.object_]
+    first_Q: Int64s
+    ad_F: Int64s
+    rank_F: Int64s
+
+    def __len__(self) -> int:
+        return len(self.request_Q)
+
+    @property
+    def request_of_F(self) -> Int64s:
+        """Index of the request that owns each finalist."""
+        return np.repeat(np.arange(len(self)), np.diff(self.first_Q))
+
+
+def read_requests(run: Run, days: tuple[str, ...]) -> Requests:
+    """Requests of the days that the lake holds, with their finalists.
+
+    Without a candidates table a request's finalists are its impressions by position. The run's
+    own day must be there: `DataError` otherwise.
+    """
+    parts = partitions(run, source_table(run), days)
+    if run.config.day not in {part.day for part in parts}:
+        raise DataError(
+            f"{source_table(run)} of {run.config.day} are not in the lake; run ingest first"
+        )
+    return group_requests(pl.concat([_read(part.folder) for part in parts]))
+
+
+def source_table(run: Run) -> str:
+    """Where finalists come from: "candidates" when the source has them, else "impressions"."""
+    tables = {table.table for table in run.config.source.tables}
+    return "candidates" if "candidates" in tables else "impressions"
+
+
+def partition_inputs(run: Run, days: tuple[str, ...]) -> dict[str, str]:
+    """Fingerprints of the finalists' partitions, by path in the lake."""
+    return {
+        str(part.folder.relative_to(run.lake())): part.manifest.fingerprint
+        for part in partitions(run, source_table(run), days)
+    }
+
+
+def solaris_days(run: Run) -> tuple[str, ...]:
+    """The days that Solaris plays: `warmup_days` before the run's day, and that day."""
+    last = day_begin_us(run.config.day)
+    span = range(run.config.solaris.warmup_days, -1, -1)
+    return tuple(day_of_us(last - back * DAY_US) for back in span)
+
+
+def group_requests(rows: pl.DataFrame) -> Requests:
+    """Requests from finalist rows (`COLUMNS`, `rank`); a request is (time, id, user).
+
+    Rows may come in any order; duplicates of an ad in a request keep the best rank.
+    """
+    rows = rows.sort(*KEYS, "rank", "ad_id").unique(
+        [*KEYS, "ad_id"], keep="first", maintain_order=True
+    )
+    keys = [rows[name].to_numpy() for name in KEYS]
+    new_F = np.ones(len(rows), dtype=bool)
+    new_F[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
+    begin_Q = np.flatnonzero(new_F).astype(np.int64)
+    first_Q = np.append(begin_Q, len(rows)).astype(np.int64)
+    rank_F = np.arange(len(rows)) - np.repeat(begin_Q, np.diff(first_Q))
+    return Requests(
+        request_Q=rows["request_id"].to_numpy()[begin_Q],
+        user_Q=rows["user_id"].to_numpy()[begin_Q],
+        ts_us_Q=rows["ts_us"].to_numpy()[begin_Q],
+        surface_Q=rows["surface"].to_numpy()[begin_Q].astype(object),
+        first_Q=first_Q,
+        ad_F=rows["ad_id"].to_numpy(),
+        rank_F=rank_F.astype(np.int64),
+    )
+
+
+def _read(folder: Path) -> pl.DataFrame:
+    files = sorted(folder.glob("*.parquet"))
+    rank = "rank" if "rank" in pl.read_parquet_schema(files[0]) else "position"
+    return (
+        pl.scan_parquet(files, glob=False)
+        .select(
+            pl.col("request_id", "user_id", "ad_id"),
+            pl.col("surface").cast(pl.String),
+            pl.col("ts").dt.epoch("us").alias("ts_us"),
+            pl.col(rank).cast(pl.Int64).alias("rank"),
+        )
+        .collect()
+    )
