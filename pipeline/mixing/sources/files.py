@@ -115,19 +115,19 @@ def _wanted(run: Run, table: str) -> list[str]:
     names = list(TABLES[table].names)
     if table == "impressions":
         features = run.config.features
-        names += [f.name for f in (*features.sparse, *features.dense)]
+        names += [f.name for f in features.sparse] + [f.name for f in features.dense]
     return list(dict.fromkeys(names))
 
 
 def _scan(mapping: TableMapping, path: Path, wanted: list[str], day: str) -> pl.LazyFrame:
+    """One file's canonical columns: mapped ones computed, others under their own names."""
     frame = _raw(mapping, path)
-    expressions = _expressions(mapping)
     present = frame.collect_schema().names()
-    kept = [pl.col(n) for n in wanted if n in present and n not in expressions]
-    named = [e.alias(n) for n, e in expressions.items()]
+    expressions = _expressions(mapping, wanted)
+    kept = [n for n in wanted if n in present and n not in expressions]
     # with_columns first: a mapping of constants alone must still have one row per row
-    columns = [*[e.meta.output_name() for e in kept], *expressions]
-    frame = frame.with_columns(*named).select(columns)
+    frame = frame.with_columns(e.alias(n) for n, e in expressions.items())
+    frame = frame.select(*kept, *expressions)
     return frame if "{day}" in mapping.path else frame.filter(_on_day(frame, day))
 
 
@@ -135,7 +135,7 @@ def _raw(mapping: TableMapping, path: Path) -> pl.LazyFrame:
     """The file's own columns, and those that Hive folders name (k=v) unless the file has them."""
     if mapping.format == "csv":
         separator = "\t" if ".tsv" in path.name else ","
-        frame = pl.scan_csv(path, separator=separator, infer_schema=False, try_parse_dates=False)
+        frame = pl.scan_csv(path, separator=separator, infer_schema=False)
     else:
         frame = pl.scan_parquet(path, hive_partitioning=False)
     present = frame.collect_schema().names()
@@ -145,15 +145,20 @@ def _raw(mapping: TableMapping, path: Path) -> pl.LazyFrame:
     )
 
 
-def _expressions(mapping: TableMapping) -> dict[str, pl.Expr]:
+def _expressions(mapping: TableMapping, wanted: list[str]) -> dict[str, pl.Expr]:
     expressions = {}
     for name, text in mapping.columns:
+        field = f"source.tables.{mapping.table}.columns.{name}"
+        if name not in wanted:
+            raise ConfigError(
+                f"{field} is no canonical column or declared feature; choose among {wanted}"
+            )
         try:
             expressions[name] = pl.sql_expr(text)
         except pl.exceptions.PolarsError as error:
             raise ConfigError(
-                f"source.tables.{mapping.table}.columns.{name} must be a polars SQL expression, "
-                f"got {text!r} ({error}); write e.g. CAST(x AS BIGINT)"
+                f"{field} must be a polars SQL expression, got {text!r} ({error}); "
+                "write e.g. CAST(x AS BIGINT)"
             ) from None
     return expressions
 
