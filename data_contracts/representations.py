@@ -11,8 +11,8 @@ from data_contracts.rules import Expectation, RowRule, between, in_set, none_bad
 
 GROUP = "day"
 MIN_COVERAGE = 0.999
-# Codes are round(127 x tanh): a vector of nothing but zeros carries nothing.
-MIN_NORM = 1.0
+# The smallest code that is not zero has norm 1 as int8; float32 codes are tanh values.
+MIN_NORM = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +62,11 @@ def row_rules(spec: RepresentationsSpec) -> list[RowRule]:
     ]  # fmt: skip
 
 
-def profile(
-    frame: pl.LazyFrame, spec: RepresentationsSpec, wanted: pl.DataFrame
-) -> pl.DataFrame:
+def profile(frame: pl.LazyFrame, spec: RepresentationsSpec, wanted: pl.DataFrame) -> pl.DataFrame:
     """One row per day: rows, broken rules, duplicates, coverage, norms.
 
-    `wanted` has `day` and `rows`: the impressions of the log that must have a vector.
+    `wanted` has `day` and `rows`: how many impressions of the log must have a vector; older days
+    of the epoch have none and no coverage.
     """
     figures = {
         "duplicates": pl.len() - pl.col("impression_id").n_unique(),
@@ -76,17 +75,15 @@ def profile(
         **{f"mean_logit_{o}": pl.col(f"logit_{o}").mean() for o in spec.objectives},
     }
     found = frames.profile(frame, group=GROUP, rules=row_rules(spec), figures=figures)
-    expected = pl.concat(
-        [pl.DataFrame({GROUP: [frames.ALL], "wanted": [wanted["rows"].sum()]}),
-         wanted.select(GROUP, pl.col("rows").alias("wanted"))],
-        how="vertical_relaxed",
-    )  # fmt: skip
-    both = expected.join(found, on=GROUP, how="left", maintain_order="left")
-    share = pl.col("rows").fill_null(0) / pl.col("wanted")
-    return both.with_columns(
-        pl.col("rows").fill_null(0),
-        pl.when(pl.col("wanted") > 0).then(share).alias("coverage"),
-    )
+    both = found.join(
+        wanted.select(GROUP, pl.col("rows").alias("wanted")),
+        on=GROUP,
+        how="full",
+        coalesce=True,
+        maintain_order="left_right",
+    ).with_columns(pl.col("rows").fill_null(0))
+    share = pl.col("rows") / pl.col("wanted")
+    return both.with_columns(pl.when(pl.col("wanted") > 0).then(share).alias("coverage"))
 
 
 def suite(spec: RepresentationsSpec) -> list[Expectation]:

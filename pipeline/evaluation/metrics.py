@@ -141,7 +141,7 @@ def calibration_curve(
     edges = np.unique(np.quantile(rows.p_N, np.arange(1, bins) / bins))
     bin_N = np.searchsorted(edges, rows.p_N, side="right")
     sums = [
-        np.bincount(bin_N, values, bins)
+        np.bincount(bin_N, values, bins).astype(np.float64)
         for values in (rows.w_N, rows.w_N * rows.p_N, rows.w_N * rows.y_N)
     ]
     weight, predicted, seen = (s[sums[0] > 0] for s in sums)
@@ -177,7 +177,7 @@ def tie_bounds(
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     new_N = np.concatenate([[True], (np.diff(group_N) != 0) | (np.diff(p_N) != 0)])
     starts = np.flatnonzero(new_N)
-    ends = np.append(starts[1:], len(p_N))
+    ends = np.concatenate([starts[1:], [len(p_N)]]).astype(np.int64)
     tie_N = np.cumsum(new_N) - 1
     return starts[tie_N], ends[tie_N]
 

@@ -30,18 +30,37 @@ def summarise(
         found = {o: cell(rows, o, draws=draws, curve=curve) for o in objectives}
         return {o: c for o, c in found.items() if c["rows"]}
 
+    overall = cells(predictions, curve=True)
+    by_surface = {
+        s: cells(predictions.filter(pl.col("surface") == s), curve=True) for s in surfaces
+    }
     return {
-        "rows": len(predictions),
+        "num_rows": len(predictions),
         "draws": draws,
-        "overall": cells(predictions, curve=True),
-        "surfaces": {
-            s: cells(predictions.filter(pl.col("surface") == s), curve=True) for s in surfaces
-        },
+        "rows": [
+            _flat(s, o, c)
+            for s, cs in (("all", overall), *by_surface.items())
+            for o, c in cs.items()
+        ],
+        "overall": overall,
+        "surfaces": by_surface,
         "slices": {
             name: {label: cells(rows, curve=False) for label, rows in parts.items() if len(rows)}
             for name, parts in _slices(predictions).items()
         },
     }
+
+
+def _flat(surface: str, objective: str, found: Cell) -> Cell:
+    """One line per surface and objective, intervals as [value, low, high]: for tables."""
+    challenger = found["challenger"]
+    row: Cell = {"surface": surface, "objective": objective}
+    row |= {name: list(challenger[name].values()) for name in ("ne", "auc", "calibration")}
+    if "champion" in found:
+        row["champion_ne"] = found["champion"]["ne"]["value"]
+    if "truth" in found:
+        row["closed"] = found["truth"]["probability"]["challenger"]["closed"]["value"]
+    return row | {"rows": found["rows"], "positives": found["positives"]}
 
 
 def cell(rows: pl.DataFrame, objective: str, *, draws: int, curve: bool = False) -> Cell:

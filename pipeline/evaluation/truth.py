@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import polars as pl
 
 from data_contracts.schema import TRUTH_PREFIX
@@ -20,9 +22,9 @@ def with_truth(run: Run, frame: pl.DataFrame) -> pl.DataFrame:
     if run.config.source.kind != "planted" or frame.is_empty():
         return frame
     names = [o.name for o in run.config.objectives]
-    days = frame["ts_us"].floordiv(DAY_US).unique().sort().to_list()
+    days = (frame["ts_us"] // DAY_US).unique().sort().to_list()
     truth = pl.concat([_day(run, int(day), names) for day in days])
-    joined = frame.with_columns(pl.col("ts_us").floordiv(DAY_US).alias("day_number")).join(
+    joined = frame.with_columns((pl.col("ts_us") // DAY_US).alias("day_number")).join(
         truth,
         on=["day_number", "impression_id"],
         how="left",
@@ -39,7 +41,7 @@ def with_truth(run: Run, frame: pl.DataFrame) -> pl.DataFrame:
     return joined.drop("day_number")
 
 
-def _day(run: Run, number: int, objectives: list[str]) -> pl.DataFrame:
+def _day(run: Run, number: int, objectives: Sequence[str]) -> pl.DataFrame:
     folder = run.lake("truth", f"day={day_of_us(number * DAY_US)}")
     files = sorted(folder.glob("*.parquet"))
     if not files:

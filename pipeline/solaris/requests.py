@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from pipeline.mixing.canonical import partitions
 from pipeline.run.errors import DataError
-from pipeline.run.manifest import need_manifest
 from pipeline.run.paths import Run
-from pipeline.run.window import day_begin_us, day_of_us
+from pipeline.run.window import DAY_US, day_begin_us, day_of_us
 
 Int64s = npt.NDArray[np.int64]
 COLUMNS = ("request_id", "user_id", "surface", "ts", "ad_id")
@@ -53,12 +53,12 @@ def read_requests(run: Run, days: tuple[str, ...]) -> Requests:
     Without a candidates table a request's finalists are its impressions by position. The run's
     own day must be there: `DataError` otherwise.
     """
-    frames = [_read(folder) for day in days for folder in partitions(run, day)]
-    if not frames or not partitions(run, run.config.day):
+    parts = partitions(run, source_table(run), days)
+    if run.config.day not in {part.day for part in parts}:
         raise DataError(
-            f"{source_table(run)} of {run.config.day} is not in the lake; run ingest first"
+            f"{source_table(run)} of {run.config.day} are not in the lake; run ingest first"
         )
-    return group_requests(pl.concat(frames))
+    return group_requests(pl.concat([_read(part.folder) for part in parts]))
 
 
 def source_table(run: Run) -> str:
@@ -67,22 +67,11 @@ def source_table(run: Run) -> str:
     return "candidates" if "candidates" in tables else "impressions"
 
 
-def partitions(run: Run, day: str) -> list[Path]:
-    """Published partitions of the finalists' table on one day, in config order."""
-    base = run.lake("canonical", source_table(run), f"day={day}")
-    if source_table(run) == "candidates":
-        folders = [base]
-    else:
-        folders = [base / f"surface={surface}" for surface in run.config.surfaces]
-    return [folder for folder in folders if (folder / "manifest.json").is_file()]
-
-
 def partition_inputs(run: Run, days: tuple[str, ...]) -> dict[str, str]:
     """Fingerprints of the finalists' partitions, by path in the lake."""
     return {
-        str(folder.relative_to(run.lake())): need_manifest(folder).fingerprint
-        for day in days
-        for folder in partitions(run, day)
+        str(part.folder.relative_to(run.lake())): part.manifest.fingerprint
+        for part in partitions(run, source_table(run), days)
     }
 
 
@@ -90,7 +79,7 @@ def solaris_days(run: Run) -> tuple[str, ...]:
     """The days that Solaris plays: `warmup_days` before the run's day, and that day."""
     last = day_begin_us(run.config.day)
     span = range(run.config.solaris.warmup_days, -1, -1)
-    return tuple(day_of_us(last - back * 24 * 3_600_000_000) for back in span)
+    return tuple(day_of_us(last - back * DAY_US) for back in span)
 
 
 def group_requests(rows: pl.DataFrame) -> Requests:

@@ -132,7 +132,7 @@ def test_without_candidates_the_impressions_are_the_finalists(tmp_path: Path) ->
 def test_a_day_without_requests_is_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     fill_lake(run, days_up_to("2026-11-28", 1))
-    with pytest.raises(DataError, match="candidates of 2026-11-29"):
+    with pytest.raises(DataError, match="candidates of 2026-11-29 are not in the lake"):
         predict(run, "")
 
 

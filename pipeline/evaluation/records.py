@@ -1,0 +1,201 @@
+"""What a run says about itself in plain numbers: parameters, metrics and figures for tracking.
+
+Everything is read from the run folder's files; a stage that has not run yields nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from pipeline.evaluation import figures
+from pipeline.evaluation.lineage import read_json
+from pipeline.run.config import RunConfig, to_dict
+from pipeline.run.manifest import read_manifest
+from pipeline.run.paths import Run
+
+# Sections whose scalar fields people vary from run to run.
+SECTIONS = ("window", "mix", "model", "train", "transfer", "solaris", "evaluation")
+STAGES = {
+    "foundation": ("mix", "mixture_contract", "pretrain", "evaluate", "promote"),
+    "solaris": ("represent", "precompute", "publish", "replay"),
+    "students": ("transfer", "evaluate_students", "promote_students"),
+}
+VARIED = {
+    "window": ("bootstrap_days", "holdout_hours", "student_days", "num_buckets"),
+    "mix": ("budget", "alpha", "correction"),
+    "model": (
+        "embedding_dim", "width", "layers", "heads", "summary_tokens", "seeds", "wukong_experts",
+        "attention", "compskip", "representation_dim",
+    ),
+    "train": ("batch_size", "dense_lr", "sparse_lr", "ema_decay", "epochs", "zero_stage", "seed"),
+    "transfer": ("quantization", "sequence_len", "kd_gamma", "kd_alpha", "lr", "seeds"),
+    "solaris": ("ttl_hours", "vectors_per_request", "tick_minutes", "num_shards"),
+    "evaluation": ("bootstrap_draws", "primary_objective", "max_worse_pct"),
+}  # fmt: skip
+Step = tuple[str, int, float]
+
+
+def fingerprints(run: Run, experiment: str) -> dict[str, str]:
+    """Fingerprint of every finished output of the experiment's stages, by "stage[/unit]"."""
+    found = {}
+    for stage in STAGES[experiment]:
+        folders = [run.output(stage), *sorted(run.output(stage).glob("*/"))]
+        for folder in folders:
+            manifest = read_manifest(folder, missing_ok=True) if folder.is_dir() else None
+            if manifest:
+                found[str(folder.relative_to(run.folder))] = manifest.fingerprint
+    return found
+
+
+def params(config: RunConfig) -> dict[str, str]:
+    """The parameters that people vary, flattened: "mix.alpha" -> "0.7"."""
+    tree = to_dict(config)
+    flat = {f"{s}.{name}": tree[s][name] for s, names in VARIED.items() for name in names}
+    flat |= {
+        "day": config.day,
+        "size": config.size,
+        "source": config.source.name,
+        "surfaces": ",".join(config.surfaces),
+        "objectives": ",".join(o.name for o in config.objectives),
+        "warm_start": config.warm_start and config.parent is not None,
+        "promote": config.promote,
+    }
+    return {name: str(value) for name, value in sorted(flat.items())}
+
+
+def metrics(run: Run, experiment: str) -> list[Step]:
+    """(name, step, value) of everything that the experiment's stages measured."""
+    sources = {
+        "foundation": (_training, _evaluation),
+        "solaris": (_coverage,),
+        "students": (_students,),
+    }
+    found = [step for source in sources[experiment] for step in source(run)]
+    return [step for step in found if _finite(step[2])]
+
+
+def pictures(run: Run, experiment: str) -> dict[str, bytes]:
+    """PNG figures by file name."""
+    if experiment != "foundation":
+        return {}
+    found: dict[str, bytes] = {}
+    measured = read_json(run, "evaluate", "metrics.json")
+    if measured:
+        found["ne_by_surface.png"] = figures.spread_figure(
+            ne_rows(measured), "NE by surface and objective", "NE", "png", reference=1.0
+        )
+        for objective, cell in measured["overall"].items():
+            found[f"calibration_{objective}.png"] = figures.calibration_figure(
+                {m: cell[m]["curve"] for m in ("challenger", "champion") if m in cell},
+                f"Calibration, {objective}",
+                "png",
+            )
+    curve = training_curve(run)
+    if curve:
+        found["loss.png"] = figures.curve_figure(curve, "Training loss", ("step", "loss"), "png")
+    mix = mix_shares(run)
+    if mix:
+        found["mix_shares.png"] = figures.shares_figure(mix, "Mix shares by surface", "png")
+    return found
+
+
+def ne_rows(measured: dict[str, Any]) -> dict[str, dict[str, list[float | None]]]:
+    """ "surface / objective" -> model -> NE spread, surfaces after "all"."""
+    parts = {"all": measured["overall"], **measured["surfaces"]}
+    return {
+        f"{surface} / {objective}": {
+            model: list(cell[model]["ne"].values())
+            for model in ("challenger", "champion")
+            if model in cell
+        }
+        for surface, cells in parts.items()
+        for objective, cell in cells.items()
+    }
+
+
+def training_lines(run: Run) -> list[dict[str, Any]]:
+    """The lines of pretrain/metrics.jsonl; empty when there is none."""
+    path = run.output("pretrain") / "metrics.jsonl"
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+
+
+def training_curve(run: Run) -> dict[str, tuple[list[float], list[float]]]:
+    """Loss over steps, ready for `figures.curve_figure`; empty when nothing was logged."""
+    points = [
+        (float(line["step"]), float(line["loss"]))
+        for line in training_lines(run)
+        if "loss" in line and "step" in line
+    ]
+    return {"loss": ([x for x, _ in points], [y for _, y in points])} if points else {}
+
+
+def mix_shares(run: Run) -> dict[str, dict[str, float]]:
+    """Selection -> surface -> share of rows, from the mixture contract's or the mix's figures."""
+    manifest = read_manifest(run.output("mix"), missing_ok=True)
+    surfaces = (manifest.read_figures() if manifest else {}).get("surfaces")
+    if not isinstance(surfaces, dict):
+        return {}
+    found: dict[str, dict[str, float]] = {}
+    for selection in ("rows_in", "rows", "positives"):
+        counts = {s: float(v[selection]) for s, v in surfaces.items() if selection in v}
+        total = sum(counts.values())
+        if total:
+            found[selection] = {s: c / total for s, c in counts.items()}
+    return found
+
+
+def _training(run: Run) -> Iterator[Step]:
+    last: dict[str, tuple[int, float]] = {}
+    for line in training_lines(run):
+        step = int(line.get("step", 0))
+        for name, value in line.items():
+            if name != "step" and isinstance(value, (int, float)):
+                last[name] = (step, float(value))
+                yield f"train/{name}", step, float(value)
+    for name, (_, value) in last.items():
+        yield f"final/{name}", 0, value
+
+
+def _evaluation(run: Run) -> Iterator[Step]:
+    measured = read_json(run, "evaluate", "metrics.json")
+    if not measured:
+        return
+    for surface, cells in {"all": measured["overall"], **measured["surfaces"]}.items():
+        for objective, cell in cells.items():
+            for name in ("ne", "auc", "calibration"):
+                yield f"eval/{name}/{surface}/{objective}", 0, cell["challenger"][name]["value"]
+            yield f"eval/gauc/{surface}/{objective}", 0, cell["challenger"]["gauc"]
+            if "difference" in cell:
+                gain = cell["difference"]["ne_gain_pct"]["value"]
+                yield f"eval/ne_gain_pct/{surface}/{objective}", 0, gain
+            if "truth" in cell:
+                closed = cell["truth"]["probability"]["challenger"]["closed"]["value"]
+                yield f"eval/closed/{surface}/{objective}", 0, closed
+
+
+def _coverage(run: Run) -> Iterator[Step]:
+    yield from _leaves("coverage", read_json(run, "replay", "coverage.json") or {})
+
+
+def _leaves(prefix: str, tree: dict[str, Any]) -> Iterator[Step]:
+    for name, value in sorted(tree.items()):
+        if isinstance(value, dict):
+            yield from _leaves(f"{prefix}/{name}", value)
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            yield f"{prefix}/{name}", 0, float(value)
+
+
+def _students(run: Run) -> Iterator[Step]:
+    for row in (read_json(run, "evaluate_students", "table.json") or {}).get("rows", []):
+        where = f"{row['surface']}/{row['objective']}/{row['arm']}"
+        for name in ("ne", "auc", "calibration", "gain", "tr"):
+            if row.get(name):
+                yield f"eval/{name}/{where}", 0, row[name][0]
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, (int, float)) and value == value and abs(value) != float("inf")

@@ -1,0 +1,82 @@
+"""Stage `representation_contract`: what students may read of the foundation model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from data_contracts import frames, representations
+from pipeline.run.contract import docs_folder, require_columns, settle
+from pipeline.run.errors import DataError
+from pipeline.run.manifest import Manifest, Outcome, need_manifest, produce
+from pipeline.run.paths import Run
+from pipeline.run.window import DAY_US, day_of_us
+
+STAGE = "representation_contract"
+
+
+def representation_contract(run: Run, unit: str = "") -> Manifest:
+    """Check every vector that the run's index names; `ContractError` on a critical failure."""
+    inputs = {s: need_manifest(run.output(s)).fingerprint for s in ("represent", "mix")}
+    settings = [run.config.objectives, run.config.model.representation_dim, run.config.transfer]
+
+    def build(folder: Path) -> Outcome:
+        from data_contracts.runner import validate
+
+        index = json.loads((run.output("represent") / "index.json").read_text())
+        spec = spec_of(run, index)
+        frame = _vectors(run, index, spec)
+        profile = representations.profile(frame, spec, wanted(run))
+        rows = int(profile["rows"][0])
+        verdicts = validate(
+            "representations",
+            representations.suite(spec),
+            {"profile": profile, "sample": frames.sample(frame, rows)},
+            docs=docs_folder(run, STAGE),
+            first_bad=frames.first_bad(frame, profile, representations.row_rules(spec)),
+        )
+        return settle(run, STAGE, folder, rows, [dataclasses.asdict(v) for v in verdicts])
+
+    return produce(run.output(STAGE), stage=STAGE, inputs=inputs, settings=settings, build=build)
+
+
+def spec_of(run: Run, index: dict[str, Any]) -> representations.RepresentationsSpec:
+    """What the vectors are checked against."""
+    return representations.RepresentationsSpec(
+        objectives=tuple(o.name for o in run.config.objectives),
+        epoch=index["epoch"],
+        fm_cut_us=index["fm_cut_us"],
+        dim=run.config.model.representation_dim,
+    )
+
+
+def wanted(run: Run) -> pl.DataFrame:
+    """Impressions of the log per day: `day`, `rows`."""
+    files = sorted((run.output("mix") / "log").glob("bucket=*.parquet"))
+    if not files:
+        raise DataError(f"{run.output('mix') / 'log'} holds no selection; run mix again")
+    number = (pl.col("ts_us") // DAY_US).alias("number")
+    counts = pl.scan_parquet(files).group_by(number).agg(rows=pl.len()).sort("number").collect()
+    days = [day_of_us(n * DAY_US) for n in counts["number"]]
+    return pl.DataFrame({"day": days, "rows": counts["rows"]}, schema_overrides={"day": pl.String})
+
+
+def _vectors(
+    run: Run, index: dict[str, Any], spec: representations.RepresentationsSpec
+) -> pl.LazyFrame:
+    parts = []
+    for day in sorted(index["days"]):
+        folder = run.lake("representations", f"epoch={index['epoch']}", f"day={day}")
+        files = sorted(folder.glob("bucket=*.parquet"))
+        if not files:
+            raise DataError(f"{folder} holds no vectors, though the index names it; run represent")
+        frame = pl.scan_parquet(files, hive_partitioning=False)
+        require_columns(f"representations/{day}", frame.collect_schema().names(), spec.required)
+        parts.append(frame.select(*spec.required, "z").with_columns(pl.lit(day).alias("day")))
+    if not parts:
+        raise DataError(f"the index of {run.config.day} names no days; run represent again")
+    return representations.prepared(pl.concat(parts))

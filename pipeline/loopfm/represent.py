@@ -1,0 +1,153 @@
+"""Stage `represent`: the epoch's snapshot reads every logged impression once.
+
+One forward pass gives both what LoopFM stores (the code) and what distillation needs (the
+logits), as arXiv 2605.29280 has it. A day that is in the lake already is not computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from model.snapshot import load_snapshot
+from pipeline.loopfm.epoch import Epoch, epoch_in_force
+from pipeline.loopfm.lake import INDEX, Representations, day_folder, write_bucket
+from pipeline.loopfm.scoring import score
+from pipeline.loopfm.sequence import Int64s
+from pipeline.mixing.canonical import bucket_file, partitions
+from pipeline.mixing.loader import Loader
+from pipeline.run.manifest import Manifest, Outcome, produce, read_manifest, write_json
+from pipeline.run.paths import Run
+from pipeline.run.window import DAY_US, day_begin_us, day_of_us, days_between, window_of
+
+SCORE_BATCH = 2_048
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Scored:
+    rows: Representations
+    bucket_N: Int64s
+
+
+def represent(run: Run, unit: str) -> Manifest:
+    """Bring the lake's representations of the epoch up to date and write index.json.
+
+    The index names every day of the epoch, up to the run's, that is in the lake: students read
+    histories that began before their own span.
+    """
+    epoch = epoch_in_force(run)
+    snapshot = epoch.fingerprint()
+    window = window_of(run.config)
+    # The first day that is missing scores all days from it on, in one pass.
+    scored = cache(lambda first_us: _score(run, epoch, first_us))
+    first_us = 0
+    for day in days_between(window.students_begin, window.day_end):
+        begin_us = day_begin_us(day)
+
+        def rows_of_day(begin_us: int = begin_us) -> _Scored:
+            nonlocal first_us
+            first_us = first_us or begin_us
+            return _of_day(scored(first_us), begin_us)
+
+        _represent_day(run, epoch, snapshot, day, rows_of_day)
+    oldest = window.day_end - run.config.window.retention_days * DAY_US
+    return _write_index(run, epoch, days_between(max(oldest, epoch.fm_cut_us), window.day_end))
+
+
+def _represent_day(
+    run: Run, epoch: Epoch, snapshot: str, day: str, rows_of_day: Callable[[], _Scored]
+) -> Manifest:
+    names = [o.name for o in run.config.objectives]
+
+    def build(folder: Path) -> Outcome:
+        scored = rows_of_day()
+        for bucket in range(run.config.window.num_buckets):
+            rows = scored.rows.take(scored.bucket_N == bucket)
+            write_bucket(bucket_file(folder, bucket), rows, epoch, names)
+        return Outcome(rows=len(scored.rows))
+
+    return produce(
+        day_folder(run, epoch.id, day),
+        stage="represent",
+        unit=day,
+        inputs={"snapshot": snapshot, **_data_inputs(run, day)},
+        settings=(run.config.transfer.quantization, names, run.config.window.num_buckets),
+        build=build,
+    )
+
+
+def _data_inputs(run: Run, day: str) -> dict[str, str]:
+    """What a day's histories are made of: the events of the retention span that ends with it."""
+    last_us = day_begin_us(day)
+    span = range(run.config.window.retention_days, -1, -1)
+    days = [day_of_us(last_us - back * DAY_US) for back in span]
+    sources = {"impressions", *(event.source for event in run.config.features.events)}
+    return {
+        str(part.folder.relative_to(run.lake())): part.manifest.fingerprint
+        for table in sorted(sources)
+        for part in partitions(run, table, days)
+    }
+
+
+def _score(run: Run, epoch: Epoch, begin_us: int) -> _Scored:
+    """Codes and logits of the log's impressions from `begin_us` to the end of the day."""
+    loader = Loader(
+        run,
+        "log",
+        begin_us=begin_us,
+        end_us=window_of(run.config).day_end,
+        batch_size=SCORE_BATCH,
+        order="none",
+    )
+    scores = score(
+        load_snapshot(epoch.folder),
+        loader.batches(),
+        num_rows=loader.num_rows,
+        width=run.config.model.representation_dim,
+        num_objectives=len(run.config.objectives),
+        quantization=run.config.transfer.quantization,
+        threads=run.config.train.threads,
+        title="represent",
+    )
+    columns = loader.columns
+    rows = Representations(
+        impression_N=columns["impression_id"],
+        user_N=columns["user_id"],
+        ad_N=columns["ad_id"],
+        ts_us_N=columns["ts_us"],
+        z_Nd=scores.z_Nd,
+        logits_NK=scores.logits_NK,
+    )
+    return _Scored(rows=rows, bucket_N=columns["bucket"].astype(np.int64))
+
+
+def _of_day(scored: _Scored, begin_us: int) -> _Scored:
+    ts_us_N = scored.rows.ts_us_N
+    chosen_N = (ts_us_N >= begin_us) & (ts_us_N < begin_us + DAY_US)
+    return _Scored(rows=scored.rows.take(chosen_N), bucket_N=scored.bucket_N[chosen_N])
+
+
+def _write_index(run: Run, epoch: Epoch, days: tuple[str, ...]) -> Manifest:
+    manifests = {
+        day: read_manifest(day_folder(run, epoch.id, day), missing_ok=True) for day in days
+    }
+    known = {day: manifest for day, manifest in manifests.items() if manifest}
+    prints = {day: manifest.fingerprint for day, manifest in known.items()}
+
+    def build(folder: Path) -> Outcome:
+        index = {"epoch": epoch.id, "fm_cut_us": epoch.fm_cut_us, "days": prints}
+        write_json(folder / INDEX, index)
+        rows = {day: manifest.rows for day, manifest in known.items()}
+        return Outcome(rows=sum(rows.values()), figures={"rows": rows, "epoch": epoch.id})
+
+    return produce(
+        run.output("represent"),
+        stage="represent",
+        inputs=prints,
+        settings=(epoch.id, epoch.fm_cut_us),
+        build=build,
+    )

@@ -1,0 +1,148 @@
+"""Stage `transfer`: train a surface's students, with and without help of the foundation model.
+
+Arms: none, kd (distillation, arXiv 2502.17494), loopfm (the mean of the user's stored
+representations, arXiv 2605.29280), kd_loopfm (both). Suffixes: R rows, K objectives.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+
+from model.snapshot import write_tensors
+from model.student import Student
+from pipeline.evaluation.metrics import calibration, normalized_entropy
+from pipeline.loopfm.lake import representation_inputs
+from pipeline.loopfm.scoring import torch_threads
+from pipeline.loopfm.student_rows import SurfaceRows, surface_rows
+from pipeline.loopfm.training import (
+    ARMS,
+    Arm,
+    predict_rows,
+    student_config,
+    train_student,
+)
+from pipeline.mixing.frames import write_frame
+from pipeline.run.errors import ConfigError
+from pipeline.run.manifest import Manifest, Outcome, need_manifest, produce, write_json
+from pipeline.run.paths import Run
+from pipeline.run.progress import Progress
+from pipeline.run.window import window_of
+
+log = logging.getLogger(__name__)
+# Surfaces are trained side by side, and results depend on the number of threads.
+THREADS = 1
+
+
+def transfer(run: Run, unit: str) -> Manifest:
+    """Train all arms and seeds of one surface in one pass over time and score the last hours.
+
+    Writes arms/<arm>/seed=S/ (weights.safetensors, student.json), predictions.parquet (one row
+    per scored impression) and metrics.json. Trained on are labels known before the cut, scored
+    those known from it on.
+    """
+    if unit not in run.config.surfaces:
+        raise ConfigError(
+            f"unit must be a surface, got {unit!r}; choose among {list(run.config.surfaces)}"
+        )
+    config = run.config
+
+    def build(folder: Path) -> Outcome:
+        with torch_threads(THREADS):
+            data = surface_rows(run, unit)
+            return _run_arms(run, unit, data, folder)
+
+    inputs = {name: need_manifest(run.output(name)).fingerprint for name in ("mix", "labels")}
+    return produce(
+        run.output("transfer", unit),
+        stage="transfer",
+        unit=unit,
+        inputs=inputs | representation_inputs(run),
+        settings=[config.transfer, config.features, config.objectives, unit, window_of(config)],
+        build=build,
+    )
+
+
+def _run_arms(run: Run, surface: str, data: SurfaceRows, folder: Path) -> Outcome:
+    config = run.config
+    train_R = np.flatnonzero(data.train_RK.any(axis=1))
+    test_R = np.flatnonzero(data.test_RK.any(axis=1))
+    train, test = (data.rows.part(torch.from_numpy(rows)) for rows in (train_R, test_R))
+    seeds = range(config.transfer.seed, config.transfer.seed + config.transfer.seeds)
+    found: dict[str, np.ndarray] = {}
+    with Progress(f"transfer {surface}", len(ARMS) * len(seeds)) as progress:
+        for arm in ARMS:
+            for seed in seeds:
+                student = train_student(
+                    train,
+                    arm,
+                    features=config.features.for_students(),
+                    objectives=config.objectives,
+                    config=config.transfer,
+                    seed=seed,
+                )
+                _save(folder / "arms" / arm.name / f"seed={seed}", student, arm, run, data)
+                found[f"{arm.name}_s{seed}"] = predict_rows(student, test, arm).numpy()
+                progress.step()
+    found = {"fm": test.soft_RK.numpy(), **found}
+    frame = _predictions(run, data, test_R, found)
+    write_frame(folder / "predictions.parquet", frame)
+    metrics = {
+        "surface": surface,
+        "rows_trained": len(train_R),
+        "rows_scored": len(test_R),
+        "with_history": float((test.count_R > 0).float().mean()),
+        "arms": {name: _label_metrics(frame, name, run) for name in found},
+    }
+    write_json(folder / "metrics.json", metrics)
+    return Outcome(rows=len(frame), figures=metrics)
+
+
+def _save(folder: Path, student: Student, arm: Arm, run: Run, data: SurfaceRows) -> None:
+    folder.mkdir(parents=True)
+    write_tensors(folder / "weights.safetensors", student.state_dict())
+    config = run.config
+    shape = {
+        "arm": arm.name,
+        "config": asdict(student_config(arm, config.transfer, data.rows)),
+        "features": asdict(config.features.for_students()),
+        "objectives": [asdict(o) for o in config.objectives],
+    }
+    (folder / "student.json").write_text(json.dumps(shape, indent=1, sort_keys=True))
+
+
+def _predictions(
+    run: Run, data: SurfaceRows, test_R: np.ndarray, found: dict[str, np.ndarray]
+) -> pl.DataFrame:
+    columns: dict[str, Any] = {}
+    for k, objective in enumerate(run.config.objectives):
+        mask_R = data.test_RK[test_R, k]
+        columns[f"y_{objective.name}"] = np.where(mask_R, data.y_RK[test_R, k], 0).astype(np.int8)
+        columns[f"m_{objective.name}"] = mask_R
+    for name, p_RK in found.items():
+        for k, objective in enumerate(run.config.objectives):
+            columns[f"p_{name}_{objective.name}"] = p_RK[:, k].astype(np.float32)
+    return pl.concat([data.ids[test_R], pl.DataFrame(columns)], how="horizontal")
+
+
+def _label_metrics(frame: pl.DataFrame, name: str, run: Run) -> dict[str, Any]:
+    """NE and calibration against labels; null where a base rate is 0 or 1."""
+    figures: dict[str, Any] = {}
+    for objective in (o.name for o in run.config.objectives):
+        rows = frame.filter(pl.col(f"m_{objective}"))
+        y, p = rows[f"y_{objective}"].to_numpy(), rows[f"p_{name}_{objective}"].to_numpy()
+        both = 0 < y.sum() < len(y)
+        figures[objective] = {
+            "rows": len(y),
+            "positives": int(y.sum()),
+            "ne": normalized_entropy(y, p) if both else None,
+            "calibration": calibration(y, p) if both else None,
+        }
+    return figures

@@ -1,0 +1,170 @@
+"""Stage `replay`: walk the run's day in event time and see what the store would have served.
+
+Suffixes: R lookups, d code width.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.loopfm.compress import to_arrow
+from pipeline.loopfm.epoch import epoch_in_force
+from pipeline.mixing.canonical import partitions
+from pipeline.run.errors import ContractError
+from pipeline.run.manifest import Manifest, Outcome, need_manifest, produce, write_json
+from pipeline.run.paths import Run
+from pipeline.solaris.history import VectorHistory
+from pipeline.solaris.publish import generation_of, inputs_of
+from pipeline.solaris.requests import partition_inputs, read_requests
+from pipeline.solaris.serving import EXACT, SOURCES, USER, Served
+from pipeline.solaris.store import Int64s, Vectors
+from pipeline.solaris.vectors import shard_names, verified
+
+log = logging.getLogger(__name__)
+QUANTILES = (0.1, 0.5, 0.9, 0.99)
+CHUNK = 200_000  # lookups at once: bounds the memory of the vectors served
+
+
+def replay(run: Run, unit: str) -> Manifest:
+    """Write coverage.json, and served.parquet for the impressions of the run's day.
+
+    `ContractError` when the share of asked pairs that get a vector, exact or the user's, is
+    under `solaris.coverage_floor`; nothing is published then.
+    """
+    generation = generation_of(run, epoch_in_force(run))
+    day = (run.config.day,)
+    shown_parts = partitions(run, "impressions", day)
+
+    def build(folder: Path) -> Outcome:
+        history = VectorHistory(_written(run), generation)
+        asked = _asked(run)
+        sources, ages = _sources(history, *asked)
+        coverage = {"asked": shares(sources, ages)}
+        require_coverage(coverage["asked"], run.config.solaris.coverage_floor)
+        shown = _shown(run)
+        served = history.serve(*(shown[n].to_numpy() for n in ("user_id", "ad_id", "ts_us")))
+        coverage |= _shown_coverage(run, shown, served)
+        coverage["budget"] = _budget(run)
+        _write_served(folder / "served.parquet", shown, served)
+        write_json(folder / "coverage.json", coverage)
+        return Outcome(rows=len(shown), figures=coverage)
+
+    inputs = inputs_of(run) | partition_inputs(run, day)
+    inputs |= {f"shown/{part.surface}": part.manifest.fingerprint for part in shown_parts}
+    inputs["predict"] = need_manifest(run.output("predict")).fingerprint
+    return produce(
+        run.output("replay"),
+        stage="replay",
+        inputs=inputs,
+        settings=run.config.solaris,
+        build=build,
+    )
+
+
+def shares(source_R: np.ndarray, age_s_R: np.ndarray) -> dict[str, Any]:
+    """Count, share by source, and quantiles of age in hours, per source that has vectors."""
+    count = max(len(source_R), 1)
+    figures: dict[str, Any] = {"count": len(source_R)}
+    figures |= {name: int((source_R == i).sum()) / count for i, name in enumerate(SOURCES)}
+    figures["covered"] = figures["exact"] + figures["user"]
+    for source in (EXACT, USER):
+        ages = age_s_R[source_R == source]
+        if len(ages):
+            hours = np.quantile(ages, QUANTILES) / 3600
+            figures[f"age_h_{SOURCES[source]}"] = {
+                f"p{int(100 * q)}": round(float(h), 4)
+                for q, h in zip(QUANTILES, hours, strict=True)
+            }
+    return figures
+
+
+def require_coverage(asked: dict[str, Any], floor: float) -> None:
+    """`ContractError` when the covered share of asked pairs is under the floor."""
+    if asked["covered"] < floor:
+        raise ContractError(
+            f"replay: {asked['covered']:.4f} of {asked['count']} asked pairs are covered "
+            f"(exact {asked['exact']:.4f}, user {asked['user']:.4f}), "
+            f"solaris.coverage_floor is {floor}; raise solaris.vectors_per_request or lower it"
+        )
+
+
+def _written(run: Run) -> Vectors:
+    shards = [verified(run, shard) for shard in shard_names(run)]
+    return Vectors(
+        user_N=np.concatenate([s.user_N for s in shards]),
+        ad_N=np.concatenate([s.ad_N for s in shards]),
+        written_at_N=np.concatenate([s.written_at_N for s in shards]),
+        score_N=np.concatenate([s.score_N for s in shards]),
+        z_Nd=np.concatenate([s.z_Nd for s in shards]),
+    )
+
+
+def _asked(run: Run) -> tuple[Int64s, Int64s, Int64s]:
+    """User, ad and time of every finalist of the run's day."""
+    requests = read_requests(run, (run.config.day,))
+    owner_F = requests.request_of_F
+    return requests.user_Q[owner_F], requests.ad_F, requests.ts_us_Q[owner_F]
+
+
+def _sources(
+    history: VectorHistory, user_R: Int64s, ad_R: Int64s, ts_us_R: Int64s
+) -> tuple[np.ndarray, np.ndarray]:
+    parts = []
+    for begin in range(0, len(user_R), CHUNK):
+        rows = slice(begin, begin + CHUNK)
+        served = history.serve(user_R[rows], ad_R[rows], ts_us_R[rows])
+        parts.append((served.source_B, served.age_s_B))
+    sources, ages = zip(*parts, strict=True)
+    return np.concatenate(sources), np.concatenate(ages)
+
+
+def _shown(run: Run) -> pl.DataFrame:
+    """Impressions of the run's day in time order."""
+    columns = ["impression_id", "user_id", "ad_id", "ts", "surface"]
+    parts = partitions(run, "impressions", (run.config.day,))
+    files = [path for part in parts for path in sorted(part.folder.glob("bucket=*.parquet"))]
+    rows = pl.scan_parquet(files, glob=False).select(columns).collect()
+    rows = rows.with_columns(pl.col("ts").dt.epoch("us").alias("ts_us"))
+    return rows.sort("ts_us", "impression_id")
+
+
+def _shown_coverage(run: Run, shown: pl.DataFrame, served: Served) -> dict[str, Any]:
+    surface_R = shown["surface"].cast(pl.String).to_numpy()
+    by_surface = {
+        name: shares(served.source_B[surface_R == name], served.age_s_B[surface_R == name])
+        for name in run.config.surfaces
+    }
+    return {"shown": shares(served.source_B, served.age_s_B), "shown_by_surface": by_surface}
+
+
+def _budget(run: Run) -> dict[str, Any]:
+    """How the budget was spent: what predict allowed and chose, and what became of it."""
+    predict = need_manifest(run.output("predict")).read_figures()
+    refused = need_manifest(run.output("verify")).read_figures()["refused"]
+    computed = sum(need_manifest(run.output("precompute", s)).rows for s in shard_names(run))
+    return {
+        "allowed": predict["budget"],
+        "chosen": predict["chosen"],
+        "dropped": predict["dropped"],
+        "computed": computed,
+        "refused": refused,
+        "used": round(predict["chosen"] / max(predict["budget"], 1), 6),
+    }
+
+
+def _write_served(path: Path, shown: pl.DataFrame, served: Served) -> None:
+    sources = pa.DictionaryArray.from_arrays(pa.array(served.source_B), pa.array(SOURCES))
+    columns = {
+        "impression_id": shown["impression_id"].to_arrow(),
+        "source": sources,
+        "age_s": pa.array(served.age_s_B),
+        "z": to_arrow(served.z_Bd),
+    }
+    pq.write_table(pa.table(columns), path, compression="zstd")
