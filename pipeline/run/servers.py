@@ -191,8 +191,8 @@ def _stop(names: Sequence[str]) -> tuple[str, ...]:
     chosen = [s for s in state.servers if s.name in names]
     ran = tuple(s.name for s in chosen if processes.members(s.session))
     # the scheduler first: it would take dead neighbours for a failure and retry tasks
-    for server in sorted(chosen, key=lambda s: NAMES.index(s.name), reverse=True):
-        processes.stop([server.session])
+    processes.stop([s.session for s in chosen if s.name == "scheduler"])
+    processes.stop([s.session for s in chosen if s.name != "scheduler"])
     kept = tuple(s for s in state.servers if s not in chosen)
     write_json(_state_path(), to_dict(replace(state, servers=kept)))
     return ran
