@@ -154,7 +154,7 @@ def _start(missing: Sequence[str], state: State, *, was_scheduled: bool) -> None
     early = ["api-server", "dag-processor"]
     first = early if was_scheduled and not state.schedule else [*early, "scheduler"]
     _launch(first, missing, state, environment)
-    _wait("api-server", lambda: bool(client.health()))
+    _wait("api-server", lambda: bool(client.health() and client.execution_health()))
     _make_pools(client)
     _wait("dag-processor", lambda: _dags_read(client, began if "dag-processor" in missing else 0))
     _launch(["scheduler"], missing, state, environment)
