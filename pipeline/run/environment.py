@@ -87,7 +87,9 @@ def server_environment(ports: Ports, secret: Credentials, *, schedule: bool) -> 
     passwords = state_folder() / "airflow_passwords.json"
     _write_private(passwords, {USER: secret.password})
     root = str(REPOSITORY)
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("AIRFLOW__API")}
+    # Every task is a new process: without cached bytecode each would compile what it imports.
+    dropped = ("AIRFLOW__API", "PYTHONDONTWRITEBYTECODE")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
     return kept | {
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")])),

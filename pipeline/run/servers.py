@@ -154,7 +154,7 @@ def _start(missing: Sequence[str], state: State, *, was_scheduled: bool) -> None
     early = ["api-server", "dag-processor"]
     first = early if was_scheduled and not state.schedule else [*early, "scheduler"]
     _launch(first, missing, state, environment)
-    _wait("api-server", lambda: bool(client.health()))
+    _wait("api-server", lambda: bool(client.health() and client.execution_health()))
     _make_pools(client)
     _wait("dag-processor", lambda: _dags_read(client, began if "dag-processor" in missing else 0))
     _launch(["scheduler"], missing, state, environment)
@@ -191,8 +191,8 @@ def _stop(names: Sequence[str]) -> tuple[str, ...]:
     chosen = [s for s in state.servers if s.name in names]
     ran = tuple(s.name for s in chosen if processes.members(s.session))
     # the scheduler first: it would take dead neighbours for a failure and retry tasks
-    for server in sorted(chosen, key=lambda s: NAMES.index(s.name), reverse=True):
-        processes.stop([server.session])
+    processes.stop([s.session for s in chosen if s.name == "scheduler"])
+    processes.stop([s.session for s in chosen if s.name != "scheduler"])
     kept = tuple(s for s in state.servers if s not in chosen)
     write_json(_state_path(), to_dict(replace(state, servers=kept)))
     return ran
