@@ -1,0 +1,133 @@
+"""Casts of foreign columns to canonical types: a value that does not fit becomes null.
+
+Every cast keeps the length of its column. Nothing raises on bad data: the caller compares nulls
+before and after, so that a bad value costs its row a reason and no other row anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from pipeline.mixing.hashing import hash_strings
+
+MAX_TEXT_BYTES = 256
+_EXACT_IN_FLOAT = float(2**53)
+_INTEGER = r"^(0|[1-9][0-9]{0,17})$"
+_TIME_FORMATS = (
+    "%Y-%m-%dT%H:%M:%S%.f%:z",
+    "%Y-%m-%dT%H:%M:%S%.f",
+    "%Y-%m-%dT%H:%M",
+)
+
+
+def to_integer(column: pl.Series) -> pl.Series:
+    """Int64; whole floats and decimal strings count as integers, anything else becomes null."""
+    kind = column.dtype
+    if kind.is_integer() or kind == pl.Boolean:
+        return column.cast(pl.Int64, strict=False)
+    if kind.is_float():
+        wide = column.cast(pl.Float64)
+        whole = wide.is_finite() & (wide == wide.floor()) & (wide.abs() <= _EXACT_IN_FLOAT)
+        return _where(wide, whole).cast(pl.Int64, strict=False)
+    if _is_text(kind):
+        return column.cast(pl.String).str.strip_chars().cast(pl.Int64, strict=False)
+    return _nulls(column, pl.Int64())
+
+
+def to_id(column: pl.Series) -> pl.Series:
+    """Int64 of 0 or more, else null."""
+    values = to_integer(column)
+    return _where(values, values >= 0)
+
+
+def to_feature_id(column: pl.Series) -> pl.Series:
+    """`to_id`, but strings that are no decimal number are hashed; oversized strings become null."""
+    if not _is_text(column.dtype):
+        return to_id(column)
+    texts = column.cast(pl.String)
+    distinct = texts.drop_nulls().unique(maintain_order=True)
+    distinct = distinct.filter(distinct.str.len_bytes() <= MAX_TEXT_BYTES)
+    if not len(distinct):
+        return _nulls(column, pl.Int64())
+    numbers = distinct.str.contains(_INTEGER).to_numpy()
+    ids = np.empty(len(distinct), dtype=np.int64)
+    ids[numbers] = distinct.filter(pl.Series(numbers)).cast(pl.Int64).to_numpy()
+    ids[~numbers] = hash_strings(distinct.filter(pl.Series(~numbers)).to_list())
+    return texts.replace_strict(distinct, pl.Series(ids), default=None, return_dtype=pl.Int64)
+
+
+def to_time(column: pl.Series) -> pl.Series:
+    """Datetime in microseconds UTC from times, ISO 8601 texts or integers (microseconds UTC).
+
+    Times without a zone are UTC.
+    """
+    kind, utc = column.dtype, pl.Datetime("us", "UTC")
+    if isinstance(kind, pl.Datetime):
+        zoned = column if kind.time_zone else column.dt.replace_time_zone("UTC")
+        return zoned.cast(pl.Datetime("us", kind.time_zone or "UTC")).dt.convert_time_zone("UTC")
+    if kind == pl.Date:
+        return column.cast(pl.Datetime("us")).dt.replace_time_zone("UTC")
+    if kind.is_integer():
+        return column.cast(pl.Int64, strict=False).cast(utc)
+    if _is_text(kind):
+        return _parse_times(column.cast(pl.String))
+    return _nulls(column, utc)
+
+
+def to_number(column: pl.Series, kind: pl.DataType) -> pl.Series:
+    """A finite float of type `kind`, else null."""
+    numeric = column.dtype.is_numeric() or column.dtype == pl.Boolean or _is_text(column.dtype)
+    if not numeric:
+        return _nulls(column, kind)
+    values = column.cast(pl.String) if _is_text(column.dtype) else column
+    values = values.cast(kind, strict=False)
+    return _where(values, values.is_finite())
+
+
+def to_range(column: pl.Series, low: int, high: int, kind: pl.DataType) -> pl.Series:
+    """An integer in [low, high] of type `kind`, else null."""
+    values = to_integer(column)
+    return _where(values, values.is_between(low, high)).cast(kind)
+
+
+def to_text(column: pl.Series, allowed: Collection[str] | None) -> pl.Series:
+    """A string (of `allowed` when given) of at most `MAX_TEXT_BYTES`, else null."""
+    if not (_is_text(column.dtype) or column.dtype.is_integer()):
+        return _nulls(column, pl.String())
+    values = column.cast(pl.String)
+    if allowed is not None:
+        return _where(values, values.is_in(list(allowed)))
+    return _where(values, values.str.len_bytes() <= MAX_TEXT_BYTES)
+
+
+def polars_type(kind: pa.DataType) -> pl.DataType:
+    """The polars type of a canonical pyarrow type."""
+    return pl.Series(pa.array([], type=kind)).dtype
+
+
+def _parse_times(texts: pl.Series) -> pl.Series:
+    plain = texts.str.strip_chars().str.replace(" ", "T", literal=True)
+    plain = plain.str.replace(r"[Zz]$", "+00:00")
+    parsed = _nulls(texts, pl.Datetime("us", "UTC"))
+    for form in _TIME_FORMATS:
+        times = plain.str.to_datetime(form, time_unit="us", strict=False)
+        zoned = isinstance(times.dtype, pl.Datetime) and times.dtype.time_zone is not None
+        times = times.dt.convert_time_zone("UTC") if zoned else times.dt.replace_time_zone("UTC")
+        parsed = pl.select(pl.coalesce(parsed, times)).to_series()
+    return parsed
+
+
+def _is_text(kind: pl.DataType) -> bool:
+    return kind == pl.String or isinstance(kind, (pl.Categorical, pl.Enum))
+
+
+def _where(values: pl.Series, mask: pl.Series) -> pl.Series:
+    return values.set(~mask.fill_null(False), None)
+
+
+def _nulls(column: pl.Series, kind: pl.DataType) -> pl.Series:
+    return pl.Series(column.name, [None], dtype=kind).new_from_index(0, len(column))

@@ -1,0 +1,202 @@
+"""Reads a source's files into frames: paths by day, Hive folders, CSV, columns by SQL expressions.
+
+Nothing is cast here: a frame holds what the files hold (CSV: strings), and ingest casts it and
+quarantines what does not fit. Each file is read on its own, so that a broken one fails alone.
+"""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import logging
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from data_contracts.schema import TABLES
+from pipeline.run.config import TableMapping
+from pipeline.run.errors import ConfigError
+from pipeline.run.paths import Run
+from pipeline.run.window import DAY_US, day_begin_us
+
+log = logging.getLogger(__name__)
+SUFFIXES = {
+    "parquet": (".parquet", ".parquet.brotli", ".pq"),
+    "csv": (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".txt", ".txt.gz"),
+}
+BROKEN = (pl.exceptions.PolarsError, OSError, EOFError, zlib.error, gzip.BadGzipFile)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableRead:
+    """One day of one table as it came.
+
+    `files`: what was read, sorted; `broken`: (path, reason) of files that could not be read;
+    `schema_changes`: one sentence per file whose columns differ from the first file's.
+    """
+
+    frame: pl.DataFrame
+    files: tuple[Path, ...]
+    broken: tuple[tuple[Path, str], ...]
+    schema_changes: tuple[str, ...]
+
+
+def mapping_of(run: Run, table: str) -> TableMapping | None:
+    """The mapping of a canonical table, or None when the source does not have that table."""
+    if table not in TABLES:
+        raise ConfigError(f"table must be one of {sorted(TABLES)}, got {table!r}; choose one")
+    return next((m for m in run.config.source.tables if m.table == table), None)
+
+
+def files_of(run: Run, mapping: TableMapping, day: str) -> list[Path]:
+    """The files that hold a table's day, sorted; relative paths start at the home folder.
+
+    A folder stands for all files of the mapping's format below it, whatever the depth; names
+    that begin with "." or "_" are left out.
+    """
+    pattern = mapping.path.replace("{landing}", str(run.landing())).replace("{day}", day)
+    path = run.home / pattern
+    if path.is_dir():
+        found = [p for p in path.rglob("*") if p.name.endswith(SUFFIXES[mapping.format])]
+    elif path.is_file():
+        return [path]
+    else:
+        found = [Path(name) for name in glob.glob(str(path), recursive=True)]
+        found = [p for f in found for p in (f.rglob("*") if f.is_dir() else [f])]
+        found = [p for p in found if p.is_file()]
+    return sorted(p for p in found if p.is_file() and not p.name.startswith((".", "_")))
+
+
+def scan_table(run: Run, table: str, day: str) -> pl.LazyFrame | None:
+    """One day of a table as a lazy frame; None when the source has no such table or no file.
+
+    Trusts the files: a broken one fails the whole query when it is collected.
+    """
+    mapping = mapping_of(run, table)
+    files = files_of(run, mapping, day) if mapping else []
+    if mapping is None or not files:
+        return None
+    frames = [_scan(mapping, path, _wanted(run, table), day) for path in files]
+    return pl.concat(frames, how="diagonal_relaxed")
+
+
+def read_table(run: Run, table: str, day: str) -> TableRead | None:
+    """One day of a table, file by file; None when the source does not have that table.
+
+    Raises `ConfigError` when an expression of the mapping is not SQL. A file that cannot be
+    read, or lacks a column that an expression uses, is listed in `broken`.
+    """
+    mapping = mapping_of(run, table)
+    if mapping is None:
+        return None
+    files = files_of(run, mapping, day)
+    frames: list[tuple[Path, pl.DataFrame]] = []
+    broken: list[tuple[Path, str]] = []
+    for path in files:
+        try:
+            frames.append((path, _scan(mapping, path, _wanted(run, table), day).collect()))
+        except BROKEN as error:
+            reason = f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"
+            log.warning("%s: %s", path, reason)
+            broken.append((path, reason))
+    frame, changes = _stack(frames)
+    return TableRead(
+        frame=frame,
+        files=tuple(p for p, _ in frames),
+        broken=tuple(broken),
+        schema_changes=changes,
+    )
+
+
+def _wanted(run: Run, table: str) -> list[str]:
+    """Canonical columns of a table, with the configured features for impressions."""
+    names = list(TABLES[table].names)
+    if table == "impressions":
+        features = run.config.features
+        names += [f.name for f in features.sparse] + [f.name for f in features.dense]
+    return list(dict.fromkeys(names))
+
+
+def _scan(mapping: TableMapping, path: Path, wanted: list[str], day: str) -> pl.LazyFrame:
+    """One file's canonical columns: mapped ones computed, others under their own names."""
+    frame = _raw(mapping, path)
+    present = frame.collect_schema().names()
+    expressions = _expressions(mapping, wanted)
+    kept = [n for n in wanted if n in present and n not in expressions]
+    # with_columns first: a mapping of constants alone must still have one row per row
+    frame = frame.with_columns(e.alias(n) for n, e in expressions.items())
+    frame = frame.select(*kept, *expressions)
+    return frame if "{day}" in mapping.path else frame.filter(_on_day(frame, day))
+
+
+def _raw(mapping: TableMapping, path: Path) -> pl.LazyFrame:
+    """The file's own columns, and those that Hive folders name (k=v) unless the file has them."""
+    if mapping.format == "csv":
+        separator = "\t" if ".tsv" in path.name else ","
+        frame = pl.scan_csv(path, separator=separator, infer_schema=False)
+    else:
+        frame = pl.scan_parquet(path, hive_partitioning=False)
+    present = frame.collect_schema().names()
+    folders = dict(part.split("=", 1) for part in path.parts[:-1] if "=" in part)
+    return frame.with_columns(
+        pl.lit(value).alias(name) for name, value in folders.items() if name not in present
+    )
+
+
+def _expressions(mapping: TableMapping, wanted: list[str]) -> dict[str, pl.Expr]:
+    expressions = {}
+    for name, text in mapping.columns:
+        field = f"source.tables.{mapping.table}.columns.{name}"
+        if name not in wanted:
+            raise ConfigError(
+                f"{field} is no canonical column or declared feature; choose among {wanted}"
+            )
+        try:
+            expressions[name] = pl.sql_expr(text)
+        except pl.exceptions.PolarsError as error:
+            raise ConfigError(
+                f"{field} must be a polars SQL expression, got {text!r} ({error}); "
+                "write e.g. CAST(x AS BIGINT)"
+            ) from None
+    return expressions
+
+
+def _on_day(frame: pl.LazyFrame, day: str) -> pl.Expr:
+    """Rows of a day; rows without a readable time go with the file's earliest day."""
+    kind = frame.collect_schema().get("ts")
+    if kind is None:
+        return pl.lit(True)
+    if kind == pl.String:
+        number = pl.col("ts").cast(pl.Int64, strict=False)
+        text = pl.col("ts").str.to_datetime(time_unit="us", time_zone="UTC", strict=False)
+        ts = pl.coalesce(number, text.dt.epoch("us"))
+    elif kind.is_temporal():
+        ts = pl.col("ts").cast(pl.Datetime("us")).dt.epoch("us")
+    else:
+        ts = pl.col("ts").cast(pl.Int64, strict=False)
+    number = ts // DAY_US
+    return number.fill_null(number.min()) == day_begin_us(day) // DAY_US
+
+
+def _stack(frames: list[tuple[Path, pl.DataFrame]]) -> tuple[pl.DataFrame, tuple[str, ...]]:
+    """All files' rows in one frame; a column of several types becomes text."""
+    if not frames:
+        return pl.DataFrame(), ()
+    first_path, first = frames[0]
+    changes = []
+    mixed: set[str] = set()
+    for path, frame in frames[1:]:
+        lost = [n for n in first.columns if n not in frame.columns]
+        new = [n for n in frame.columns if n not in first.columns]
+        other = [
+            n for n in frame.columns if n in first.columns and first[n].dtype != frame[n].dtype
+        ]
+        mixed.update(other)
+        if lost or new or other:
+            changes.append(
+                f"{path} against {first_path.name}: missing {lost}, new {new}, other type {other}"
+            )
+    alike = [f.with_columns(pl.col(n).cast(pl.String) for n in mixed) for _, f in frames]
+    return pl.concat(alike, how="diagonal_relaxed"), tuple(changes)

@@ -1,0 +1,279 @@
+"""One planted day: requests, their finalists, what is shown, clicked and bought.
+
+Suffixes: U user slots, R requests in time order, F finalists of a request, I impressions in
+time order. All times are microseconds since 1970 UTC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.mixing.synthetic_world import (
+    F32,
+    I64,
+    NUM_CONTEXTS,
+    Ads,
+    Draw,
+    Users,
+    ads_of,
+    contexts_of,
+    stream,
+    users_of,
+)
+from pipeline.run.config import PlantedConfig
+from pipeline.run.window import DAY_US, HOUR_US
+
+SURFACE_SHARES = (0.5, 0.3, 0.2)
+CLICK_RATES = (0.020, 0.035, 0.045)
+MEAN_SHOWN = 2.0  # one, two or three
+REQUESTS_PER_SESSION = 3.0
+SESSION_PAUSE_US = 180_000_000.0
+POOL_SLOTS = 150
+SLOT_LIFE_DAYS = 2
+PREFERENCE_SD = 1.5
+RANKING_GAIN = 1.0  # weight of affinity in the delivery score, beside Gumbel noise of scale 1
+CLICK_GAIN = 1.6
+POSITION_BIAS = 0.35
+FATIGUE = 0.15
+PURCHASE_GAIN = 1.0
+PURCHASE_AFFINITY = 0.4
+CONVERSION_RATE = 0.08  # of clicks
+DELAY_MEDIAN_US = 2.0 * HOUR_US
+DELAY_SD = 1.5  # of its logarithm
+LONGEST_DELAY_DAYS = 2  # conversions that would take longer never happen
+USERS_PER_BLOCK = 2_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requests:
+    """Requests of a day in time order; F finalists each, best score first, slot -1 where fewer."""
+
+    ts_R: I64
+    user_R: I64  # user slot
+    surface_R: NDArray[np.int8]
+    context_R: I64
+    shown_R: I64
+    ads_RF: NDArray[np.int32]
+    score_RF: F32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivery:
+    """A whole day before it is written: the world, the requests and the impressions' truth."""
+
+    users: Users
+    ads: Ads
+    requests: Requests
+    request_I: I64  # index into the requests
+    position_I: NDArray[np.int16]
+    ad_I: I64  # ad slot
+    p_click_I: NDArray[np.float64]
+    p_buy_I: NDArray[np.float64]  # probability of a conversion, given a click
+    click_I: NDArray[np.bool_]
+    buy_I: NDArray[np.bool_]  # clicked and bought, however late
+    delay_I: I64  # from impression to conversion, microseconds
+
+
+def deliver(world: PlantedConfig, day: int, num_surfaces: int) -> Delivery:
+    """Play one day (days since 1970) of the planted world."""
+    users, ads = users_of(world, day, num_surfaces), ads_of(world, day)
+    requests = _with_finalists(world, day, users, ads, _arrivals(world, day, users, num_surfaces))
+    request_I = np.repeat(np.arange(len(requests.ts_R)), requests.shown_R)
+    first_R = np.cumsum(requests.shown_R) - requests.shown_R
+    position_I = np.arange(len(request_I)) - first_R[request_I]
+    ad_I = requests.ads_RF[request_I, position_I].astype(np.int64)
+    p_click, p_buy = _probabilities(world, users, ads, requests, request_I, position_I, ad_I)
+    rng = stream(world.seed, Draw.LABELS, day)
+    click = rng.random(len(ad_I)) < p_click
+    buy = click & (rng.random(len(ad_I)) < p_buy)
+    delay = DELAY_MEDIAN_US * np.exp(DELAY_SD * rng.standard_normal(len(ad_I)))
+    return Delivery(
+        users=users,
+        ads=ads,
+        requests=requests,
+        request_I=request_I,
+        position_I=position_I.astype(np.int16),
+        ad_I=ad_I,
+        p_click_I=p_click,
+        p_buy_I=p_buy,
+        click_I=click,
+        buy_I=buy & (delay < LONGEST_DELAY_DAYS * DAY_US),
+        delay_I=np.maximum(delay, 1.0).astype(np.int64),
+    )
+
+
+def daytimes(rng: np.random.Generator, count: int) -> NDArray[np.float64]:
+    """Times within a day (microseconds): quiet at 4 h, busy around noon and busiest at 20 h."""
+    hour = np.linspace(0.0, 24.0, 24 * 60 + 1)
+    load = (
+        0.25 + np.exp(-(((hour - 12.5) / 3.5) ** 2)) + 1.4 * np.exp(-(((hour - 20.0) / 2.5) ** 2))
+    )
+    total = np.concatenate([[0.0], np.cumsum((load[1:] + load[:-1]) / 2)])
+    return np.interp(rng.random(count), total / total[-1], hour) * HOUR_US
+
+
+def _arrivals(world: PlantedConfig, day: int, users: Users, num_surfaces: int) -> Requests:
+    """Sessions of a few requests on one surface each, ordered by user; finalists come later."""
+    rng = stream(world.seed, Draw.REQUESTS, day)
+    rate = world.rows_per_day / world.users / MEAN_SHOWN / REQUESTS_PER_SESSION
+    sessions_U = rng.poisson(rate * users.activity_U.astype(np.float64))
+    user_of_session = np.repeat(np.arange(world.users), sessions_U)
+    num = len(user_of_session)
+    start = daytimes(rng, num)
+    shares = np.resize(np.array(SURFACE_SHARES), num_surfaces)
+    surface = np.searchsorted(np.cumsum(shares / shares.sum())[:-1], rng.random(num), side="right")
+    context = rng.integers(0, NUM_CONTEXTS, num)
+    length = 1 + rng.poisson(REQUESTS_PER_SESSION - 1, num)
+    session_R = np.repeat(np.arange(num), length)
+    pause = rng.exponential(SESSION_PAUSE_US, len(session_R))
+    first = np.cumsum(length) - length
+    so_far = np.cumsum(pause)
+    offset = so_far - so_far[first[session_R]]
+    begin = start[session_R]
+    # a session that would run into the next day runs up to its start instead
+    within = np.where(begin + offset < DAY_US, begin + offset, begin - offset)
+    within = np.clip(within, 0, DAY_US - 1)
+    return Requests(
+        ts_R=day * DAY_US + within.astype(np.int64),
+        user_R=user_of_session[session_R],
+        surface_R=surface[session_R].astype(np.int8),
+        context_R=context[session_R],
+        shown_R=rng.integers(1, 4, len(session_R)),
+        ads_RF=np.empty((0, 0), dtype=np.int32),
+        score_RF=np.empty((0, 0), dtype=np.float32),
+    )
+
+
+def _with_finalists(
+    world: PlantedConfig, day: int, users: Users, ads: Ads, arrivals: Requests
+) -> Requests:
+    """Fill in finalists and scores, block of users by block, and put the day in time order."""
+    parts = list(_finalists(world, day, users, ads, arrivals))
+    ads_RF = np.concatenate([p[0] for p in parts])
+    score_RF = np.concatenate([p[1] for p in parts])
+    order = np.argsort(arrivals.ts_R, kind="stable")
+    ads_RF = ads_RF[order]
+    return Requests(
+        ts_R=arrivals.ts_R[order],
+        user_R=arrivals.user_R[order],
+        surface_R=arrivals.surface_R[order],
+        context_R=arrivals.context_R[order],
+        shown_R=np.minimum(arrivals.shown_R[order], (ads_RF >= 0).sum(axis=1)),
+        ads_RF=ads_RF,
+        score_RF=score_RF[order],
+    )
+
+
+def _finalists(
+    world: PlantedConfig, day: int, users: Users, ads: Ads, arrivals: Requests
+) -> Iterator[tuple[NDArray[np.int32], F32]]:
+    for block, first in enumerate(range(0, world.users, USERS_PER_BLOCK)):
+        last = min(first + USERS_PER_BLOCK, world.users)
+        rows = slice(*np.searchsorted(arrivals.user_R, (first, last)))
+        user, surface = arrivals.user_R[rows], arrivals.surface_R[rows]
+        pool_ads, pool_odds = _pools(world, day, block, last - first, ads)
+        rng = stream(world.seed, Draw.FINALISTS, day, block)
+        # exponential races: the k smallest of E / weight are a weighted draw without replacement
+        race = rng.standard_exponential((len(user), POOL_SLOTS), dtype=np.float32)
+        race += np.float32(1e-9)  # never 0, which times an absent slot's inf is no number
+        race *= pool_odds[user - first]
+        kept = min(world.finalists, POOL_SLOTS)
+        chosen = np.argpartition(race, kept - 1, axis=1)[:, :kept]
+        there = np.isfinite(np.take_along_axis(race, chosen, axis=1))
+        ads_RF = pool_ads[(user - first)[:, None], chosen]
+        noise = -np.log(rng.standard_exponential(ads_RF.shape, dtype=np.float32) + 1e-9)
+        affinity = _affinity(users.interest_SUD[surface, user][:, None], ads.latent_AD, ads_RF)
+        score = np.where(there, np.float32(RANKING_GAIN) * affinity + noise, -np.inf)
+        order = np.argsort(-score, axis=1, kind="stable")
+        ranked = np.take_along_axis(np.where(there, ads_RF, -1), order, axis=1)
+        yield ranked.astype(np.int32), np.take_along_axis(score, order, axis=1).astype(np.float32)
+
+
+def _pools(
+    world: PlantedConfig, day: int, block: int, users: int, ads: Ads
+) -> tuple[NDArray[np.int32], F32]:
+    """Each user's campaign slots, [U, POOL_SLOTS]: the ad, and 1 / weight (inf: not there).
+
+    A slot keeps its ad and its weight for SLOT_LIFE_DAYS; half of the slots renew each midnight.
+    An ad that holds several slots of a user is one finalist with their weights together.
+    """
+    pool = np.empty((users, POOL_SLOTS), dtype=np.int32)
+    weight = np.empty((users, POOL_SLOTS), dtype=np.float64)
+    ceiling = np.cumsum(ads.popularity_A)[:-1]
+    for phase in range(SLOT_LIFE_DAYS):
+        generation = (day + phase) // SLOT_LIFE_DAYS
+        rng = stream(world.seed, Draw.POOL, block, phase, generation)
+        shape = pool[:, phase::SLOT_LIFE_DAYS].shape
+        pool[:, phase::SLOT_LIFE_DAYS] = np.searchsorted(ceiling, rng.random(shape), side="right")
+        weight[:, phase::SLOT_LIFE_DAYS] = np.exp(PREFERENCE_SD * rng.standard_normal(shape))
+    key = (np.arange(users)[:, None] * world.ads + pool).ravel()
+    _, first, same = np.unique(key, return_index=True, return_inverse=True)
+    odds = np.full(key.shape, np.inf, dtype=np.float32)
+    odds[first] = 1.0 / np.bincount(same, weights=weight.ravel())
+    return pool, odds.reshape(pool.shape)
+
+
+def _affinity(interest: F32, latent_AD: F32, ads: NDArray[np.integer]) -> F32:
+    """Inner products, one latent dimension after the other: no BLAS, so the same bits always."""
+    total = np.zeros(ads.shape, dtype=np.float32)
+    for d in range(latent_AD.shape[1]):
+        total += interest[..., d] * latent_AD[ads, d]
+    return total
+
+
+def _probabilities(
+    world: PlantedConfig,
+    users: Users,
+    ads: Ads,
+    requests: Requests,
+    request_I: I64,
+    position_I: I64,
+    ad_I: I64,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The true probabilities of a click, and of a conversion given a click."""
+    user, surface = requests.user_R[request_I], requests.surface_R[request_I]
+    affinity = _affinity(users.interest_SUD[surface, user], ads.latent_AD, ad_I)
+    logit = (
+        CLICK_GAIN * affinity.astype(np.float64)
+        + users.bias_U[user]
+        + ads.quality_A[ad_I]
+        + contexts_of(world)[requests.context_R[request_I]]
+        - POSITION_BIAS * np.log2(1.0 + position_I)
+        - FATIGUE * np.log1p(_earlier(user * world.ads + ad_I))
+    )
+    p_click = np.empty(len(logit))
+    for s in range(len(users.interest_SUD)):
+        here = surface == s
+        rate = CLICK_RATES[s % len(CLICK_RATES)]
+        p_click[here] = _at_rate(logit[here], rate, np.ones(here.sum()))
+    want = PURCHASE_GAIN * users.purchase_U[user].astype(np.float64) + PURCHASE_AFFINITY * affinity
+    return p_click, _at_rate(want, CONVERSION_RATE, p_click)
+
+
+def _earlier(key_I: I64) -> I64:
+    """How often each row's key occurred in the rows before it."""
+    order = np.argsort(key_I, kind="stable")
+    ordered = key_I[order]
+    begins = np.concatenate([[True], ordered[1:] != ordered[:-1]])
+    place = np.arange(len(order))
+    count = np.empty(len(order), dtype=np.int64)
+    count[order] = place - np.maximum.accumulate(np.where(begins, place, 0))
+    return count
+
+
+def _at_rate(
+    logit: NDArray[np.float64], rate: float, weight: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Probabilities sigmoid(logit + b), with b such that their weighted mean is `rate`."""
+    if not len(logit):
+        return logit
+    low, high = -30.0, 30.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        mean = np.average(1.0 / (1.0 + np.exp(-logit - middle)), weights=weight)
+        low, high = (middle, high) if mean < rate else (low, middle)
+    return 1.0 / (1.0 + np.exp(-logit - low))

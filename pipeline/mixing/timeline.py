@@ -1,0 +1,287 @@
+"""Timelines: every user's events stored once, and per impression where the visible ones end.
+
+A day's timeline is yesterday's, without what left the retention, followed by the day's events; when
+yesterday's is absent or was made from other data it is rebuilt from the canonical days. Both
+give the same bytes. Impressions carry positions, never copies.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from model.config import EventType, MatchCount
+from pipeline.mixing.canonical import (
+    Partition,
+    bucket_file,
+    partitions,
+    read_bucket,
+    surface_column,
+    window_impressions,
+)
+from pipeline.mixing.frames import write_frame
+from pipeline.mixing.labels import ingested
+from pipeline.mixing.sequences import (
+    SOURCE_COLUMNS,
+    History,
+    Matches,
+    Sequences,
+    build_sequences,
+    extend_sequences,
+    read_sequences,
+    write_sequences,
+)
+from pipeline.run.config import RunConfig, digest
+from pipeline.run.errors import ConfigError, DataError
+from pipeline.run.manifest import Manifest, Outcome, need_manifest, produce, read_manifest
+from pipeline.run.paths import Run
+from pipeline.run.window import DAY_US, day_begin_us, days_between, window_of
+
+log = logging.getLogger(__name__)
+SECOND_US = 1_000_000
+Parts = dict[str, list[Partition]]
+
+
+def timelines(run: Run, unit: str) -> Manifest:
+    """Publish the timelines of a bucket group in the lake, and hist/ for the window's impressions.
+
+    hist/bucket=B.parquet: g, per event type e start_e and end_e (int64 positions in the bucket's
+    timeline), and the match counts (float32, raw).
+    """
+    buckets = group_buckets(run.config, unit)
+    parts = _retained(run)
+    made = {b: _publish_timeline(run, parts, b) for b in buckets}
+    inputs = {f"timeline/{b}": m.fingerprint for b, m in made.items()} | ingested(run)
+
+    def build(temporary: Path) -> Outcome:
+        shown = window_impressions(run)
+        rows = 0
+        for bucket in buckets:
+            hist = hist_rows(run, shown, bucket)
+            write_frame(bucket_file(temporary / "hist", bucket), hist)
+            rows += len(hist)
+        figures = {"events": {b: m.read_figures()["events"] for b, m in made.items()}}
+        return Outcome(rows=rows, figures=figures)
+
+    return produce(
+        run.output("timelines", unit),
+        stage="timelines",
+        unit=unit,
+        inputs=inputs,
+        settings=[run.config.features.events, run.config.features.matches],
+        build=build,
+    )
+
+
+def group_buckets(config: RunConfig, unit: str) -> list[int]:
+    """The buckets of a group: those that leave `unit` when divided by the number of groups."""
+    groups = config.window.num_groups
+    if not unit.isdecimal() or int(unit) >= groups:
+        raise ConfigError(
+            f"bucket group must be in 0..{groups - 1}, got {unit!r}; raise window.num_groups or "
+            "choose another unit"
+        )
+    return [b for b in range(config.window.num_buckets) if b % groups == int(unit)]
+
+
+def timeline_folder(run: Run, bucket: int, day: str = "") -> Path:
+    """lake/<dataset>/timeline/<events>/day=D/bucket=B, one folder per event type below it.
+
+    <events> names what decides the stored columns: event types, their tables and the retention.
+    """
+    config = run.config
+    kept = [[e.name, e.source] for e in config.features.events]
+    stored = digest([kept, config.window.retention_days])
+    return run.lake("timeline", stored, f"day={day or config.day}", f"bucket={bucket}")
+
+
+def hist_rows(run: Run, shown: list[Partition], bucket: int) -> pl.DataFrame:
+    """Visible spans and match counts of the window's impressions of a bucket."""
+    matches = run.config.features.matches
+    keys = sorted({m.key for m in matches})
+    rows = read_bucket(shown, bucket, ["user_id", "ts", *keys])
+    user_id, ts_us = rows["user_id"].to_numpy(), rows["ts"].dt.epoch("us").to_numpy()
+    reader = TimelineReader(run, bucket)
+    columns = [pl.Series("g", np.arange(len(rows)), dtype=pl.Int64)]
+    for event in run.config.features.events:
+        start, end = reader.visible(event.name, user_id, ts_us)
+        columns += [pl.Series(f"start_{event.name}", start), pl.Series(f"end_{event.name}", end)]
+    for match in matches:
+        counts = reader.match_counts(match, user_id, rows[match.key].to_numpy(), ts_us)
+        columns += [pl.Series(n, c) for n, c in zip(match.columns, counts, strict=True)]
+    return pl.DataFrame(columns)
+
+
+class TimelineReader:
+    """Reads one bucket's timelines of a run and answers what is visible when."""
+
+    def __init__(self, run: Run, bucket: int) -> None:
+        self.folder = timeline_folder(run, bucket)
+        self.manifest = need_manifest(self.folder)
+        self.events: dict[str, EventType] = {e.name: e for e in run.config.features.events}
+        self._sequences: dict[str, Sequences] = {}
+        self._histories: dict[str, History] = {}
+        self._matches: dict[MatchCount, Matches] = {}
+
+    def sequences(self, event: str) -> Sequences:
+        """All events of a type."""
+        if event not in self.events:
+            raise ConfigError(f"event must be one of {sorted(self.events)}, got {event!r}")
+        if event not in self._sequences:
+            source = self.events[event].source
+            self._sequences[event] = read_sequences(self.folder / event, source)
+        return self._sequences[event]
+
+    def visible(
+        self, event: str, user_id: np.ndarray, ts_us: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Positions [start, end) in `sequences(event)` that each (user, moment) sees, int64."""
+        if event not in self._histories:
+            delay = self.events[event].availability_delay_s * SECOND_US
+            self._histories[event] = History(self.sequences(event), delay)
+        return self._histories[event].visible(user_id, ts_us)
+
+    def match_counts(
+        self, match: MatchCount, user_id: np.ndarray, key: np.ndarray, ts_us: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Visible events of the user with this key, and those acted on; float32 raw counts."""
+        if match not in self._matches:
+            sequences = self.sequences(match.event)
+            if match.key not in sequences.columns:
+                raise ConfigError(
+                    f"matches.{match.event}.key must be a column of its events "
+                    f"({sorted(sequences.columns)}), got {match.key!r}; choose another key"
+                )
+            delay = self.events[match.event].availability_delay_s * SECOND_US
+            self._matches[match] = Matches(sequences, match.key, delay)
+        return self._matches[match].counts(user_id, key, ts_us)
+
+
+def check_timelines(run: Run) -> None:
+    """`DataError` when the lake's timelines are no longer those that the run's hist points into."""
+    for group in range(run.config.window.num_groups):
+        seen = dict(need_manifest(run.output("timelines", str(group))).inputs)
+        for bucket in group_buckets(run.config, str(group)):
+            now = need_manifest(timeline_folder(run, bucket)).fingerprint
+            if seen[f"timeline/{bucket}"] != now:
+                raise DataError(
+                    f"{timeline_folder(run, bucket)} changed after hist rows were made; run: "
+                    f"python -m pipeline timelines --run {run.folder} --unit {group}, and mix again"
+                )
+
+
+def _retained(run: Run) -> Parts:
+    """Canonical partitions of every event source that the retention covers."""
+    end = window_of(run.config).day_end
+    days = days_between(end - run.config.window.retention_days * DAY_US, end)
+    sources = {e.source for e in run.config.features.events}
+    return {source: partitions(run, source, days) for source in sorted(sources)}
+
+
+def _publish_timeline(run: Run, parts: Parts, bucket: int) -> Manifest:
+    builder = _Builder(run, parts, bucket)
+    return produce(
+        timeline_folder(run, bucket),
+        stage="timelines",
+        unit=f"bucket {bucket}",
+        inputs=builder.inputs,
+        settings=[run.config.window.retention_days, run.config.surfaces],
+        build=builder.build,
+    )
+
+
+class _Builder:
+    """Makes one bucket's timelines, from yesterday's where they hold the same data."""
+
+    def __init__(self, run: Run, parts: Parts, bucket: int) -> None:
+        self.run, self.parts, self.bucket = run, parts, bucket
+
+    @cached_property
+    def inputs(self) -> dict[str, str]:
+        """Content of every canonical file that takes part, by table, day and surface."""
+        return {
+            f"{table}/{p.day}/{p.surface}": p.file_sha256(self.bucket)
+            for table, found in self.parts.items()
+            for p in found
+        }
+
+    def build(self, temporary: Path) -> Outcome:
+        older = self._yesterday()
+        log.info("timeline of bucket %d: %s", self.bucket, "extended" if older else "rebuilt")
+        counts = {}
+        for event in self.run.config.features.events:
+            sequences = self._extended(older, event) if older else self._rebuilt(event)
+            write_sequences(temporary / event.name, sequences)
+            counts[event.name] = len(sequences.ts_us)
+        return Outcome(rows=sum(counts.values()), figures={"events": counts})
+
+    def _yesterday(self) -> Path | None:
+        """Yesterday's timeline, if it was made from exactly today's inputs of earlier days."""
+        today = self.run.config.day
+        before = (dt.date.fromisoformat(today) - dt.timedelta(days=1)).isoformat()
+        folder = timeline_folder(self.run, self.bucket, before)
+        manifest = read_manifest(folder, missing_ok=True)
+        if manifest is None:
+            return None
+        first = window_of(self.run.config).day_end - self.run.config.window.retention_days * DAY_US
+        had = {k: v for k, v in manifest.inputs if day_begin_us(k.split("/")[1]) >= first}
+        wanted = {k: v for k, v in self.inputs.items() if k.split("/")[1] != today}
+        return folder if had == wanted else None
+
+    def _extended(self, older: Path, event: EventType) -> Sequences:
+        todays = [p for p in self.parts[event.source] if p.day == self.run.config.day]
+        newer = self._read(event, todays)
+        retention = self.run.config.window.retention_days * DAY_US
+        begin = window_of(self.run.config).day_end - retention
+        return extend_sequences(read_sequences(older / event.name, event.source), newer, begin)
+
+    def _rebuilt(self, event: EventType) -> Sequences:
+        return self._read(event, self.parts[event.source])
+
+    def _read(self, event: EventType, parts: Sequence[Partition]) -> Sequences:
+        if not parts:
+            raise DataError(
+                f"event type {event.name!r} reads {event.source}, of which no day was ingested; "
+                f"map {event.source} in source.tables and run: "
+                f"python -m pipeline ingest --run {self.run.folder} --unit rest"
+            )
+        return _sequences_of(self.run.config, event, parts, self.bucket)
+
+
+def _sequences_of(
+    config: RunConfig, event: EventType, parts: Sequence[Partition], bucket: int
+) -> Sequences:
+    shown = event.source == "impressions"
+    item = "ad_id" if shown else "item_id"
+    extra = ["click"] if shown else ["surface"]
+    frame = read_bucket(parts, bucket, ["user_id", "ts", item, "category_id", *extra])
+    if shown:
+        surface, action = surface_column(parts, bucket), frame["click"].to_numpy()
+    else:
+        surface = _surface_index(config.surfaces, frame["surface"])
+        action = np.ones(len(frame), dtype=np.int8)
+    found = {
+        "ts_us": frame["ts"].dt.epoch("us").to_numpy(),
+        item: frame[item].to_numpy(),
+        "category_id": frame["category_id"].to_numpy(),
+        "surface": surface,
+        "action": action,
+    }
+    return build_sequences(
+        frame["user_id"].to_numpy(), {n: found[n] for n in SOURCE_COLUMNS[event.source]}
+    )
+
+
+def _surface_index(surfaces: tuple[str, ...], names: pl.Series) -> np.ndarray:
+    """Index into the configured surfaces; any other surface is the one after the last."""
+    places = pl.Series(range(len(surfaces)), dtype=pl.Int16)
+    index = names.replace_strict(
+        pl.Series(surfaces), places, default=len(surfaces), return_dtype=pl.Int16
+    )
+    return index.to_numpy()

@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plane_world import OBJECTIVES, SURFACES, landed_run, run_plane, toy_config
+
+from pipeline.mixing.budget import Candidates, allocate, fill, plan_mix
+from pipeline.mixing.canonical import read_bucket, window_impressions
+from pipeline.mixing.mix import any_positive, mix, row_flops
+from pipeline.run.config import MixConfig
+from pipeline.run.errors import ConfigError
+from pipeline.run.manifest import need_manifest
+from pipeline.run.paths import Run
+from pipeline.run.window import HOUR_US, window_of
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    made = landed_run(tmp_path_factory.mktemp("home"), count=400)
+    run_plane(made)
+    return made
+
+
+def read(run: Run, selection: str) -> pl.DataFrame:
+    paths = [run.output("mix") / selection / f"bucket={b}.parquet" for b in (0, 1)]
+    return pl.concat([pl.read_parquet(p) for p in paths])
+
+
+def truth(run: Run) -> pl.DataFrame:
+    """Every label of the window: impression, surface, label time, y; by way of the label tables."""
+    frames = []
+    for bucket in (0, 1):
+        labels = pl.read_parquet(run.output("labels") / f"bucket={bucket}.parquet")
+        ids = read_bucket(window_impressions(run), bucket, ["surface"])
+        frames.append(labels.with_columns(ids["surface"]))
+    both = pl.concat(frames)
+    return pl.concat(
+        both.select(
+            "impression_id",
+            "surface",
+            pl.lit(o.name).alias("task"),
+            pl.col(f"known_{o.name}").alias("label_us"),
+            pl.col(f"y_{o.name}").alias("y"),
+        )
+        for o in OBJECTIVES
+    )
+
+
+def test_the_mix_costs_at_most_the_reference(run: Run) -> None:
+    figures = need_manifest(run.output("mix")).read_figures()
+    train = read(run, "train")
+    assert figures["flops_mix"] == pytest.approx(row_flops(run.config, train).sum())
+    assert 0.95 < figures["flops_ratio"] <= 1.0
+    assert figures["reference_surface"] == "feed"
+    ledger = figures["ledger"][0]
+    assert ledger["rows_in"] == ledger["rows_out"] + ledger["sampled_out"]
+    assert ledger["rows_out"] == len(train)
+    assert ledger["sampled_out"] > 0
+
+
+def test_every_positive_in_the_span_is_kept_and_no_label_outside_it(run: Run) -> None:
+    window, train, labels = window_of(run.config), read(run, "train"), truth(run)
+    assert train["label_us"].min() >= window.train_begin
+    assert train["label_us"].max() < window.cut
+    for o in OBJECTIVES:
+        wanted = labels.filter(
+            pl.col("task") == o.name,
+            pl.col("y") == 1,
+            pl.col("label_us").is_between(window.train_begin, window.cut, closed="left"),
+        )
+        got = train.filter(pl.col(f"m_{o.name}"), pl.col(f"y_{o.name}") == 1)
+        assert len(wanted) > 0
+        assert set(wanted["impression_id"]) == set(got["impression_id"])
+        assert (got[f"w_{o.name}"] == 1.0).all()
+
+
+def test_each_label_has_a_row_of_its_own(run: Run) -> None:
+    train = read(run, "train")
+    assert (train["m_click"] ^ train["m_conversion"]).all()
+    clicks = train.filter(pl.col("m_click"))
+    assert (clicks["label_us"] == clicks["ts_us"]).all()
+    assert (clicks["y_conversion"] == 0).all()
+    bought = train.filter(pl.col("m_conversion"))
+    assert (bought["label_us"] - bought["ts_us"] == 24 * HOUR_US).all()
+    assert not clicks["impression_id"].is_duplicated().any()
+
+
+def test_weights_undo_the_sampling(run: Run) -> None:
+    figures = need_manifest(run.output("mix")).read_figures()["surfaces"]
+    train = read(run, "train")
+    negative = ~any_positive(OBJECTIVES, train)
+    for index, name in enumerate(SURFACES):
+        rows = train.filter(pl.Series(negative) & (pl.col("surface") == index))
+        assert rows["w_click"].unique().to_list() == pytest.approx([1 / figures[name]["rate"]])
+        total = figures[name]["candidates"] - figures[name]["positives"]
+        noise = 5 * np.sqrt(total / figures[name]["rate"])
+        assert abs(rows["w_click"].sum() - total) < noise
+
+
+def test_holdout_and_log_are_unsampled(run: Run) -> None:
+    window, labels = window_of(run.config), truth(run)
+    holdout, logged = read(run, "holdout"), read(run, "log")
+    span = labels.filter(pl.col("label_us").is_between(window.cut, window.day_end, closed="left"))
+    assert len(holdout) == len(span)
+    assert (holdout["w_conversion"] == 1.0).all()
+    since = labels.filter(pl.col("task") == "click", pl.col("label_us") >= window.students_begin)
+    assert set(logged["impression_id"]) == set(since["impression_id"])
+    assert len(logged) == len(since)
+    assert logged["m_click"].all()
+    assert not logged["m_conversion"].any()
+    assert (logged["label_us"] == logged["ts_us"]).all()
+
+
+def test_rows_are_sorted_and_pointers_are_right(run: Run) -> None:
+    for selection in ("train", "holdout", "log"):
+        for bucket in (0, 1):
+            path = run.output("mix") / selection / f"bucket={bucket}.parquet"
+            rows = pl.read_parquet(path)
+            assert rows.equals(rows.sort("label_us", "g"))
+            columns = ["impression_id", "user_id", "ad_id", "surface", "ts"]
+            source = read_bucket(window_impressions(run), bucket, columns)[rows["g"].to_numpy()]
+            for name in ("impression_id", "user_id", "ad_id"):
+                assert rows[name].equals(source[name])
+            assert [SURFACES[i] for i in rows["surface"]] == source["surface"].to_list()
+            assert rows["day"].to_list() == source["ts"].dt.strftime("%Y-%m-%d").to_list()
+
+
+def test_two_homes_give_equal_fingerprints(tmp_path: Path) -> None:
+    first, second = (landed_run(tmp_path / name, count=100) for name in ("a", "b"))
+    once = run_plane(first)
+    assert run_plane(first) == once
+    assert run_plane(second) == once
+
+
+def test_another_seed_draws_other_negatives(tmp_path: Path) -> None:
+    runs = [landed_run(tmp_path, toy_config(mix=MixConfig(seed=s)), count=100) for s in (0, 1)]
+    assert runs[0].folder != runs[1].folder
+    assert run_plane(runs[0])["mix"] != run_plane(runs[1])["mix"]
+
+
+def test_a_large_budget_keeps_everything(tmp_path: Path) -> None:
+    run = landed_run(tmp_path, toy_config(mix=MixConfig(budget=5.0)), count=60)
+    run_plane(run)
+    figures = need_manifest(run.output("mix")).read_figures()
+    assert figures["ledger"][0]["sampled_out"] == 0
+    assert (read(run, "train")["w_click"] == 1.0).all()
+
+
+def test_a_budget_below_the_positives_is_refused(tmp_path: Path) -> None:
+    run = landed_run(tmp_path, count=60)
+    run_plane(run)
+    tight = Run(folder=run.folder, config=replace(run.config, mix=MixConfig(budget=0.01)))
+    with pytest.raises(ConfigError, match=r"mix\.budget must be above"):
+        mix(tight)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.integers(0, 10_000), min_size=2, max_size=6).filter(any),
+    st.floats(0.1, 1.0),
+    st.floats(0.0, 0.15),
+    st.floats(0.6, 1.0),
+)
+def test_shares_add_up_within_their_limits(
+    count: list[int], alpha: float, floor: float, cap: float
+) -> None:
+    config = MixConfig(alpha=alpha, floor=floor, cap=cap)
+    present = np.array(count) > 0
+    if cap * present.sum() < 1:
+        with pytest.raises(ConfigError):
+            allocate(np.array(count), config)
+        return
+    shares = allocate(np.array(count), config)
+    assert shares.sum() == pytest.approx(1.0)
+    assert (shares[~present] == 0).all()
+    assert (shares[present] >= floor - 1e-6).all()
+    assert (shares <= cap + 1e-6).all()
+
+
+def test_shares_follow_alpha() -> None:
+    shares = allocate(np.array([1_000, 100]), MixConfig(alpha=0.5))
+    assert shares[0] / shares[1] == pytest.approx(np.sqrt(10))
+
+
+def test_what_a_full_surface_leaves_goes_to_the_others() -> None:
+    rates = fill(100.0, np.array([0.5, 0.5]), np.array([20.0, 160.0]))
+    assert rates.tolist() == [1.0, 0.5]
+    assert fill(500.0, np.array([0.5, 0.5]), np.array([20.0, 160.0])).tolist() == [1.0, 1.0]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.floats(0.3, 1.5))
+def test_a_plan_never_exceeds_its_budget(seed: int, budget: float) -> None:
+    rng = np.random.default_rng(seed)
+    rows = Candidates(
+        surface=rng.integers(0, 3, 300),
+        flops=rng.uniform(1, 100, 300),
+        positive=rng.random(300) < 0.02,
+        chance=rng.random(300),
+    )
+    plan = plan_mix(MixConfig(budget=budget), ("a", "b", "c"), rows)
+    assert plan.flops_mix <= budget * plan.flops_reference * (1 + 1e-9)
+    kept = plan.keeps(rows.surface, rows.positive, rows.chance)
+    assert kept[rows.positive].all()

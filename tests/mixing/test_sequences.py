@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.mixing.sequences import (
+    History,
+    Matches,
+    Sequences,
+    build_sequences,
+    extend_sequences,
+    read_sequences,
+    write_sequences,
+)
+
+FAR = 2**62  # times near the limit: composite keys must not overflow
+EVENT = st.tuples(
+    st.integers(0, 4),
+    st.sampled_from([0, 1, 2, 3, 50, 51, FAR]),
+    st.integers(0, 2),
+    st.integers(0, 1),
+)
+QUERY = st.tuples(st.integers(0, 5), st.sampled_from([0, 1, 2, 3, 4, 50, 52, 60, FAR, FAR + 9]))
+
+
+def sequences_of(events: list[tuple[int, int, int, int]]) -> Sequences:
+    rows = np.array(events, dtype=np.int64).reshape(-1, 4)
+    columns = {
+        "ts_us": rows[:, 1],
+        "ad_id": rows[:, 2],
+        "category_id": np.arange(len(rows)),
+        "surface": np.zeros(len(rows), dtype=np.int16),
+        "action": rows[:, 3].astype(np.int8),
+    }
+    return build_sequences(rows[:, 0], columns)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    events=st.lists(EVENT, max_size=30),
+    queries=st.lists(QUERY, min_size=1, max_size=10),
+    delay=st.sampled_from([0, 1, 10]),
+)
+def test_visible_events_are_exactly_those_before_the_moment(
+    events: list[tuple[int, int, int, int]], queries: list[tuple[int, int]], delay: int
+) -> None:
+    sequences = sequences_of(events)
+    user, ts = np.array(queries, dtype=np.int64).T
+    start, end = History(sequences, delay).visible(user, ts)
+    key = np.arange(len(queries)) % 3
+    seen, acted = Matches(sequences, "ad_id", delay).counts(user, key, ts)
+    for i, (who, when) in enumerate(queries):
+        mine = [e for e in events if e[0] == who and e[1] + delay < when]
+        assert end[i] - start[i] == len(mine)
+        assert sorted(sequences.ts_us[start[i] : end[i]]) == sorted(e[1] for e in mine)
+        assert (sequences.user_id[start[i] : end[i]] == who).all()
+        same = [e for e in mine if e[2] == key[i]]
+        assert seen[i] == len(same)
+        assert acted[i] == sum(e[3] for e in same)
+
+
+@settings(max_examples=60, deadline=None)
+@given(events=st.lists(EVENT, max_size=30), begin=st.sampled_from([0, 2, 51]))
+def test_extending_equals_rebuilding(events: list[tuple[int, int, int, int]], begin: int) -> None:
+    for i, e in enumerate(events):
+        events[i] = (e[0], e[1], i, e[3])  # ad_id tells events of one moment apart
+    older = [e for e in events if e[1] < 50]
+    newer = [e for e in events if e[1] >= 50]
+    merged = extend_sequences(sequences_of(older), sequences_of(newer), begin)
+    rebuilt = sequences_of([e for e in older if e[1] >= begin] + newer)
+    assert merged.users.tolist() == rebuilt.users.tolist()
+    assert merged.offsets.tolist() == rebuilt.offsets.tolist()
+    for name in ("ts_us", "ad_id", "action"):
+        assert merged.columns[name].tolist() == rebuilt.columns[name].tolist()
+
+
+def test_events_of_one_moment_keep_their_order() -> None:
+    sequences = sequences_of([(1, 5, 0, 0), (0, 5, 1, 0), (1, 5, 2, 0), (1, 4, 3, 0)])
+    assert sequences.users.tolist() == [0, 1]
+    assert sequences.columns["ad_id"].tolist() == [1, 3, 0, 2]
+
+
+def test_written_sequences_are_read_back(tmp_path: Path) -> None:
+    sequences = sequences_of([(3, 5, 7, 1), (1, 2, 8, 0)])
+    write_sequences(tmp_path / "shown", sequences)
+    back = read_sequences(tmp_path / "shown", "impressions")
+    assert back.users.tolist() == [1, 3]
+    assert back.columns["ad_id"].tolist() == [8, 7]
+    assert back.columns["action"].dtype == np.int8
+    with pytest.raises(FileNotFoundError):
+        read_sequences(tmp_path / "shown", "engagements")
