@@ -56,7 +56,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 def main(argv: list[str]) -> int:
     """Run one stage or command and return its exit code."""
-    # read when OpenMP loads: threads that wait must not spin, or they stall each other on busy cores
+    # read when OpenMP loads: waiting threads that spin stall each other on busy cores
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr
