@@ -32,6 +32,7 @@ from pipeline.run.progress import Progress
 from pipeline.run.window import window_of
 
 log = logging.getLogger(__name__)
+PUBLIC_SETS = ("openbandit", "movielens", "tafeng")
 DayFiles = dict[str, list[dict[str, str | int]]]
 
 
@@ -144,21 +145,24 @@ def _require_day(run: Run, index: dict[str, DayFiles]) -> None:
             f"source {run.config.source.name!r} maps no impressions table; "
             "add one to source.tables (docs/your-own-logs.md)"
         )
+    known = run.config.source.name in PUBLIC_SETS
+    if known and not run.landing("source.json").is_file():
+        raise DataError(
+            f"source {run.config.source.name!r} is not (wholly) in {run.landing()}; "
+            f"get it first: python -m pipeline fetch {run.config.source.name}"
+        )
     if index[day]["impressions"]:
         return
     near = nearest_days(days_there(run, mapping), day)
-    remedy = f"days that exist: {', '.join(near)}" if near else _how_to_get(run)
+    remedy = (
+        f"the nearest days that exist: {', '.join(near)}"
+        if near
+        else "no day exists there: check source.tables.impressions.path"
+    )
     raise DataError(
         f"source {run.config.source.name!r} has no impressions for day {day} "
         f"({mapping.path}); {remedy}"
     )
-
-
-def _how_to_get(run: Run) -> str:
-    name = run.config.source.name
-    if name in {"openbandit", "movielens", "tafeng"}:
-        return f"get the set first: python -m pipeline fetch {name}"
-    return "no day exists there: check source.tables.impressions.path"
 
 
 def days_there(run: Run, mapping: TableMapping) -> list[str]:

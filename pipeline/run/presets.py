@@ -176,7 +176,10 @@ def openbandit(size: str) -> SourceSpec:
         features=_plain_features(
             user=("user_feature_0", "user_feature_1", "user_feature_2", "user_feature_3"),
             ad=("item_feature_1", "item_feature_2", "item_feature_3"),
-            dense_ad=("item_feature_0",),
+            dense=(
+                DenseFeature(name="item_feature_0", scope="ad"),
+                DenseFeature(name="user_item_affinity", scope="request"),
+            ),
             users=20_000,
             ads=1_000,
         ),
@@ -188,12 +191,11 @@ def movielens(size: str) -> SourceSpec:
     """MovieLens-100k: genre groups as surfaces; click = rating of 4 or more, conversion = 5."""
     return SourceSpec(
         source=SourceConfig(name="movielens", tables=landed("impressions", "conversions")),
-        surfaces=("drama", "comedy", "action", "other"),
+        surfaces=("action", "comedy", "drama", "other"),
         objectives=(Objective(name="click"), Objective(name="conversion", window_hours=1)),
         features=_plain_features(
             user=("age_group", "gender", "occupation"),
-            ad=("release_year",),
-            dense_ad=(),
+            ad=("release_year", "second_genre"),
             users=5_000,
             ads=8_000,
         ),
@@ -207,12 +209,11 @@ def tafeng(size: str) -> SourceSpec:
     """Ta Feng grocery log: department groups as surfaces; conversion = bought again in 14 days."""
     return SourceSpec(
         source=SourceConfig(name="tafeng", tables=landed("impressions", "conversions")),
-        surfaces=("fresh", "food", "drinks", "household"),
+        surfaces=("dept_10", "dept_11", "dept_12", "dept_50", "dept_other"),
         objectives=(Objective(name="click"), Objective(name="conversion", window_hours=14 * 24)),
         features=_plain_features(
             user=("age_group", "area"),
             ad=("price_band",),
-            dense_ad=(),
             users=64_000,
             ads=48_000,
         ),
@@ -223,7 +224,12 @@ def tafeng(size: str) -> SourceSpec:
 
 
 def _plain_features(
-    *, user: tuple[str, ...], ad: tuple[str, ...], dense_ad: tuple[str, ...], users: int, ads: int
+    *,
+    user: tuple[str, ...],
+    ad: tuple[str, ...],
+    users: int,
+    ads: int,
+    dense: tuple[DenseFeature, ...] = (),
 ) -> FeatureSet:
     extra = user + ad
     return FeatureSet(
@@ -244,7 +250,7 @@ def _plain_features(
             SparseFeature(name="position", table="position", scope="request"),
             SparseFeature(name="surface", table="surface", scope="request"),
         ),
-        dense=tuple(DenseFeature(name=name, scope="ad") for name in dense_ad),
+        dense=dense,
         events=_events("shown"),
         matches=_matches("shown"),
     )
