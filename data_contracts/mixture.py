@@ -81,7 +81,7 @@ def row_rules(spec: MixtureSpec) -> list[RowRule]:
 def profile(frame: pl.LazyFrame, spec: MixtureSpec) -> pl.DataFrame:
     """One row per selection and surface ("train/0"): rows, broken rules, duplicates, rates."""
     figures = {
-        "duplicates": pl.len() - pl.struct("selection", "g", "label_us").n_unique(),
+        "duplicates": pl.len() - pl.struct("selection", "impression_id", "ts_us", "label_us").n_unique(),
         **{f"rate_{o}": _rate(o) for o in spec.objectives},
         **{f"mean_weight_{o}": pl.col(f"w_{o}").filter(pl.col(f"m_{o}")).mean()
            for o in spec.objectives},

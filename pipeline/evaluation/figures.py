@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Kind = Literal["svg", "png"]
-Spread = Sequence[float | None]
+Spread = Sequence[float | None]  # value, low, high
 INK, FAINT, GRID = "#1f2a37", "#6b7280", "#e5e7eb"
 PALETTE = ("#0f766e", "#b45309", "#4338ca", "#be123c", "#4d7c0f", "#0369a1", "#7e22ce", "#525252")
-STYLE: dict[str, Any] = {
+STYLE: Any = {
     "svg.hashsalt": "headwater",
     "svg.fonttype": "none",
     "font.family": "sans-serif",
@@ -127,12 +127,11 @@ def days_figure(
         figure, axes = _canvas(6.4, 2.6)
         for place, (name, spreads) in enumerate(values.items()):
             color = PALETTE[place % len(PALETTE)]
-            known = [(x, s) for x, s in enumerate(spreads) if s and s[0] is not None]
-            axes.plot([x for x, _ in known], [s[0] for _, s in known], color=color, marker="o",
+            known = [(x, *_numbers(spread)) for x, spread in enumerate(spreads) if spread]
+            axes.plot([k[0] for k in known], [k[1] for k in known], color=color, marker="o",
                       markersize=3.5, label=name)  # fmt: skip
-            for x, (_, low, high) in known:
-                if low is not None and high is not None:
-                    axes.plot([x, x], [low, high], color=color, linewidth=1, alpha=0.6)
+            for x, _, low, high in known:
+                axes.plot([x, x], [low, high], color=color, linewidth=1, alpha=0.6)
         axes.set(title=title, ylabel=label)
         step = max(1, len(days) // 8)
         axes.set_xticks(range(0, len(days), step), [d[5:] for d in days[::step]])
@@ -175,13 +174,17 @@ def _spreads(
     label: str | None = series
     for y, row in enumerate(names):
         spread = rows[row].get(series)
-        if not spread or spread[0] is None:
+        if not spread:
             continue
-        value, low, high = spread
-        if low is not None and high is not None:
-            axes.plot([low, high], [y + shift] * 2, color=color, linewidth=1.4)
+        value, low, high = _numbers(spread)
+        axes.plot([low, high], [y + shift] * 2, color=color, linewidth=1.4)
         axes.plot([value], [y + shift], "o", color=color, markersize=5, label=label)
         label = None
+
+
+def _numbers(spread: Spread) -> tuple[float, float, float]:
+    value, low, high = (float("nan") if number is None else number for number in spread)
+    return value, low, high
 
 
 def _canvas(width: float, height: float) -> tuple[Figure, Axes]:

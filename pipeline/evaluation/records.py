@@ -134,13 +134,13 @@ def training_curve(run: Run) -> dict[str, tuple[list[float], list[float]]]:
 
 
 def mix_shares(run: Run) -> dict[str, dict[str, float]]:
-    """Selection -> surface -> share of rows, from the mixture contract's or the mix's figures."""
+    """Candidates, kept rows and positives -> surface -> share, from the mix's figures."""
     manifest = read_manifest(run.output("mix"), missing_ok=True)
     surfaces = (manifest.read_figures() if manifest else {}).get("surfaces")
     if not isinstance(surfaces, dict):
         return {}
     found: dict[str, dict[str, float]] = {}
-    for selection in ("rows_in", "rows", "positives"):
+    for selection in ("candidates", "kept", "positives"):
         counts = {s: float(v[selection]) for s, v in surfaces.items() if selection in v}
         total = sum(counts.values())
         if total:

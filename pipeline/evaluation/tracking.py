@@ -148,7 +148,7 @@ def _run_id(client: MlflowClient, run: Run, experiment: str, known: str | None) 
     tag = str(run.folder.relative_to(run.home))
     matches = client.search_runs([experiment_id], f"tags.`{FOLDER_TAG}` = '{tag}'")
     ids = [match.info.run_id for match in matches]
-    if known in ids:
+    if known and known in ids:
         return known
     if ids:
         return ids[0]
