@@ -73,7 +73,7 @@ def test_a_day_without_data_is_one_clear_line(
 def test_own_logs_without_files_are_one_clear_line(own_home: Path) -> None:
     config = preset(DAY, "smoke", "openbandit")
     own = dataclasses.replace(config, source=dataclasses.replace(config.source, name="mine"))
-    with pytest.raises(DataError, match="no impressions of 2026-11-29: .*matches no file"):
+    with pytest.raises(DataError, match=r"no impressions of 2026-11-29: .*matches no file"):
         daily.check_source(own)
 
 
