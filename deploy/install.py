@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -87,6 +88,8 @@ def warm(began: float) -> None:
         check=False,
     )
     if done.returncode != 0:
+        # a half-built op keeps its lock file, on which every later build would wait
+        shutil.rmtree(VENV / "torch_extensions", ignore_errors=True)
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         step(began, f"not built ({last}); the first training will try again")
 

@@ -1,0 +1,155 @@
+"""The daily command: what it checks before it starts anything, and what it prints."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime as dt
+import json
+import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from pipeline.__main__ import main
+from pipeline.run import daily, servers
+from pipeline.run.errors import DataError, RetryError
+from pipeline.run.paths import open_run
+from pipeline.run.presets import preset
+from pipeline.run.resolve import resolve
+from pipeline.run.runs import CHAIN, units_of
+from pipeline.run.summary import rows_of, summary
+from pipeline.run.watch import stage_lines
+
+DAY = "2026-11-29"
+
+
+def land(home: Path, source: str, days: list[str]) -> None:
+    folder = home / "lake" / "landing" / source
+    folder.mkdir(parents=True)
+    (folder / "source.json").write_text(json.dumps({"days": days, "rows": 3}))
+
+
+def finished_run(home: Path) -> Path:
+    folder = resolve(preset(DAY, "smoke"), home)
+    run = open_run(folder)
+    for number, stage in enumerate(s for dag in CHAIN.values() for s in dag):
+        for unit in units_of(run, stage):
+            path = run.output(stage, unit) / "manifest.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps({"seconds": 1.5}))
+            os.utime(path, (1e9 + number, 1e9 + number))
+    return folder
+
+
+def test_default_day_of_planted_data_is_yesterday() -> None:
+    yesterday = dt.datetime.now(dt.UTC).date() - dt.timedelta(days=1)
+    assert daily.default_day("planted") == yesterday.isoformat()
+
+
+def test_default_day_of_a_fetched_source_is_its_last(own_home: Path) -> None:
+    land(own_home, "openbandit", ["2019-11-25", "2019-11-24"])
+    assert daily.default_day("openbandit") == "2019-11-25"
+
+
+def test_own_logs_need_a_day() -> None:
+    with pytest.raises(DataError, match="name one"):
+        daily.default_day("mine.toml")
+
+
+def test_a_day_without_data_is_one_clear_line(
+    own_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    land(own_home, "openbandit", ["2019-11-24", "2019-11-25"])
+    assert main(["daily", "--source", "openbandit", "--day", "2019-12-24"]) == 65
+    error = capsys.readouterr().err.strip()
+    assert "source openbandit has no data of 2019-12-24" in error
+    assert error.endswith("choose a day from 2019-11-24 to 2019-11-25")
+    assert "\n" not in error
+
+
+def test_own_logs_without_files_are_one_clear_line(own_home: Path) -> None:
+    config = preset(DAY, "smoke", "openbandit")
+    own = dataclasses.replace(config, source=dataclasses.replace(config.source, name="mine"))
+    with pytest.raises(DataError, match=r"no impressions of 2026-11-29: .*matches no file"):
+        daily.check_source(own)
+
+
+def test_a_full_disk_is_one_clear_line(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0.2e9))
+    with pytest.raises(RetryError, match=r"0\.2 GB left, a small run needs 2"):
+        daily.check_disk("small")
+
+
+def test_a_finished_day_starts_nothing(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(**_: object) -> None:
+        raise AssertionError("a server was started")
+
+    monkeypatch.setattr(servers, "up", refuse)
+    finished_run(own_home)
+    assert main(["daily", "--day", DAY, "--size", "smoke"]) == 0
+    out = capsys.readouterr().out
+    assert f"{DAY} is done" in out
+    assert "report.html" in out
+
+
+def test_two_dailies_do_not_mix(own_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from pipeline.run.environment import state_folder
+    from pipeline.run.lock import locked
+
+    with locked(state_folder() / "daily.lock"):
+        assert main(["daily", "--day", DAY, "--size", "smoke"]) == 75
+    assert "is held by process" in capsys.readouterr().err
+
+
+def test_the_trigger_form_fits_the_dag() -> None:
+    form = daily.trigger_form(
+        argparse.Namespace(
+            day=DAY,
+            size="small",
+            source="planted",
+            surfaces="feed, reels",
+            no_warm_start=True,
+            promote="auto",
+            overrides='{"mix.alpha": 0.5}',
+        )
+    )
+    assert form["surfaces"] == ["feed", "reels"]
+    assert form["warm_start"] is False
+    assert form["overrides"] == {"mix.alpha": 0.5}
+
+
+def test_the_summary_takes_what_is_there(own_home: Path) -> None:
+    run = open_run(finished_run(own_home))
+    assert "all stages" in summary(run, {})
+    rows = [{"surface": "feed", "objective": "click", "ne": 0.91234, "auc": [0.6, 0.7]}]
+    (run.output("evaluate") / "metrics.json").write_text(json.dumps({"rows": rows}))
+    (run.output("replay") / "coverage.json").write_text(json.dumps({"coverage": 0.5}))
+    (run.output("promote") / "decision.json").write_text(
+        json.dumps({"decision": "kept", "reasons": ["worse by 2%"]})
+    )
+    text = summary(run, {"foundation_daily.mix": 2.0})
+    for part in ("kept (worse by 2%)", "0.9123", "[0.6000, 0.7000]", "coverage 0.5000", "mix 2.0"):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    "value",
+    [[{"a": 1}], {"rows": [{"a": 1}]}, {"n": 3, "table": [{"a": 1}]}, {"x": {"rows": [{"a": 1}]}}],
+)
+def test_rows_are_found_wherever_they_are(value: object) -> None:
+    assert rows_of(value) == [{"a": 1}]
+
+
+def test_a_failing_task_shows_the_lines_of_its_stage() -> None:
+    content = [
+        {"event": "::group::Pre Execute", "logger": "task"},
+        {"event": "DataError: no rows", "logger": "airflow.task.operators.x.StageOperator"},
+        {"event": "Task failed", "level": "error", "error_detail": [{"exc_value": "land ended"}]},
+        "plain",
+    ]
+    assert stage_lines(content) == ("DataError: no rows", "land ended")
