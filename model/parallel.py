@@ -164,9 +164,7 @@ class Engine:
                 parameter.copy_(dense[f"weight.{name}"])
                 keys = [k for k in dense if k.startswith("optimizer.")]
                 self._dense_optimizer.state[parameter] = {
-                    k.split(".")[1]: dense[k].clone()
-                    for k in keys
-                    if k.split(".", 2)[2] == name
+                    k.split(".")[1]: dense[k].clone() for k in keys if k.split(".", 2)[2] == name
                 }
                 self._average_dense.values[name].copy_(dense[f"average.{name}"])
             for name, value in self._average_tables.values.items():
