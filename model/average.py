@@ -19,6 +19,12 @@ class WeightAverage:
         self._tensors = tensors
         self.values = {name: t.detach().clone() for name, t in tensors.items()}
 
+    def restart(self) -> None:
+        """Forget what was averaged and begin at the current values."""
+        self.steps = 0
+        for value, current in zip(self.values.values(), self._current(), strict=True):
+            value.copy_(current)
+
     @torch.no_grad()
     def update(self, steps: int) -> None:
         """Bring the averages up to step `steps`; a call for the same step changes nothing."""

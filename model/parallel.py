@@ -22,7 +22,7 @@ from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.shard import shard_modules
-from torchrec.distributed.types import ShardingEnv
+from torchrec.distributed.types import ShardingEnv, ShardingType
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
@@ -171,6 +171,11 @@ class Engine:
                 value.copy_(sparse[f"average.{name}"])
         self.set_tables(_under(sparse, "weight"), _under(sparse, "optimizer"))
 
+    def restart_averages(self) -> None:
+        """Begin both averages at the current weights."""
+        self._average_dense.restart()
+        self._average_tables.restart()
+
     def _dense_states(self) -> list[tuple[str, dict[str, Tensor]]]:
         state = self._dense_optimizer.state
         return [
@@ -249,7 +254,9 @@ def _shard(sparse: nn.Module, config: EngineConfig) -> Any:
     planner = EmbeddingShardingPlanner(
         topology=Topology(world_size=world, compute_device="cpu", local_world_size=world),
         constraints={
-            name: ParameterConstraints(compute_kernels=["fused"])
+            name: ParameterConstraints(
+                sharding_types=[ShardingType.TABLE_WISE.value], compute_kernels=["fused"]
+            )
             for name in sparse.tables  # type: ignore[union-attr]
         },
     )
