@@ -80,7 +80,8 @@ def generate_day(
         "truth": truth(delivery, number, conversion_window_us(config)),
     }
     for name, table in tables.items():
-        pq.write_table(table, _part(landing, name, day), compression="zstd")
+        with _writer(_part(landing, name, day), table.schema) as writer:
+            writer.write_table(table)
     rows = {name: table.num_rows for name, table in tables.items()}
     return rows | {"candidates": _write_candidates(landing, delivery, day, config.surfaces)}
 
@@ -209,9 +210,7 @@ def _write_candidates(
     step = max(1, CANDIDATES_PER_WRITE // max(1, width))
     rank = np.arange(width, dtype=np.int16)
     rows = 0
-    with pq.ParquetWriter(
-        _part(landing, "candidates", day), CANDIDATES, compression="zstd"
-    ) as writer:
+    with _writer(_part(landing, "candidates", day), CANDIDATES) as writer:
         for first in range(0, len(ids), step):
             part = slice(first, first + step)
             there = requests.ads_RF[part] >= 0
@@ -229,6 +228,13 @@ def _write_candidates(
             writer.write_table(_table(CANDIDATES, columns))
             rows += int(count.sum())
     return rows
+
+
+def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    """Dictionaries only where few values repeat: they halve the time to write the rest."""
+    many = {"impression_id", "request_id", "ts", "user_id", "item_id"}
+    few = [f.name for f in schema if f.name not in many and not pa.types.is_floating(f.type)]
+    return pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=few or False)
 
 
 def _ids(number: int, count: int) -> NDArray[np.int64]:

@@ -208,7 +208,7 @@ def test_finalists_recur_within_the_day_and_fade_after_two_days(tmp_path: Path) 
 
 
 def test_conversions_are_late_and_belong_to_clicks_of_the_last_two_days(tmp_path: Path) -> None:
-    config = tiny(rows_per_day=60_000, users=2_000)
+    config = tiny(rows_per_day=16_000, users=600)
     days = ["2026-11-18", "2026-11-19", DAY]
     sold: dict[int, pa.Table] = {}
     for day in days:
@@ -218,12 +218,16 @@ def test_conversions_are_late_and_belong_to_clicks_of_the_last_two_days(tmp_path
     )
     conversions = frame(tmp_path, "conversions")
     joined = conversions.join(clicks, on=["impression_id", "user_id"])
-    assert joined.height == conversions.height > 50
+    assert joined.height == conversions.height > 15
     assert conversions["impression_id"].is_unique().all()
     delay = (joined["ts"] - joined["ts_right"]).dt.total_microseconds()
     assert delay.min() > 0  # type: ignore[operator]
-    assert 1 * HOUR_US < delay.median() < 4 * HOUR_US  # type: ignore[operator]
-    assert 0.0 < (delay > 24 * HOUR_US).mean() < 0.1  # type: ignore[operator]
+    assert HOUR_US / 2 < delay.median() < 8 * HOUR_US  # type: ignore[operator]
+    # and over all of the next days: some come after the attribution window, none after two days
+    late = pl.concat([pl.DataFrame(pl.from_arrow(sold[n])) for n in sorted(sold)])
+    late = late.join(clicks, on="impression_id")
+    waited = (late["ts"] - late["ts_right"]).dt.total_microseconds()
+    assert 24 * HOUR_US < waited.max() < 48 * HOUR_US  # type: ignore[operator]
 
 
 def test_conversion_truth_counts_only_what_comes_inside_the_window(tmp_path: Path) -> None:
