@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -236,7 +237,7 @@ def test_conversion_truth_counts_only_what_comes_inside_the_window(tmp_path: Pat
     objectives = tuple(
         o if o.name == "click" else type(o)(name=o.name, window_hours=2) for o in short.objectives
     )
-    generate_day(type(short)(**{**vars(short), "objectives": objectives}), DAY, tmp_path / "short")
+    generate_day(replace(short, objectives=objectives), DAY, tmp_path / "short")
     ratio = (
         frame(tmp_path / "short", "truth")["p_conversion"]
         / frame(tmp_path / "day", "truth")["p_conversion"]
@@ -270,6 +271,27 @@ def test_few_ads_give_fewer_finalists_and_no_doubles(tmp_path: Path) -> None:
     candidates = frame(tmp_path, "candidates")
     assert candidates.group_by("request_id").len()["len"].max() <= 5  # type: ignore[operator]
     assert candidates.select("request_id", "ad_id").is_unique().all()
+
+
+def test_a_run_on_some_surfaces_sees_the_rows_that_a_run_on_all_sees(tmp_path: Path) -> None:
+    chosen = ("reels", "stories")
+    generate_day(tiny(), DAY, tmp_path / "all")
+    generate_day(replace(tiny(), surfaces=chosen), DAY, tmp_path / "some")
+    every = frame(tmp_path / "all", "impressions")
+    ids = every.filter(pl.col("surface").is_in(chosen))["impression_id"].implode()
+    for table in ALL:
+        whole, some = frame(tmp_path / "all", table), frame(tmp_path / "some", table)
+        by_surface = pl.col("surface").is_in(chosen)
+        keep = by_surface if "surface" in whole.columns else pl.col("impression_id").is_in(ids)
+        if table == "conversions":  # of clicks of earlier days too
+            assert some.join(whole, on=some.columns, how="anti").is_empty()
+        else:
+            assert some.equals(whole.filter(keep)), table
+
+
+def test_an_unknown_surface_cannot_be_generated(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"surfaces must be of \['feed', 'reels', 'stories'\]"):
+        generate_day(replace(tiny(), surfaces=("feed", "watch")), DAY, tmp_path)
 
 
 def test_a_foreign_source_cannot_be_generated(tmp_path: Path) -> None:
