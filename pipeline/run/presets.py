@@ -38,6 +38,9 @@ from pipeline.run.config import (
 
 SIZES = ("smoke", "small", "base")
 PLANTED_SURFACES = ("feed", "reels", "stories")
+# Where about half the labels are positive, the positives alone (always kept) cost as much as the
+# largest surface: such sources need a larger budget than the ads logs that mixing is meant for.
+DENSE_LABELS = MixConfig(budget=2.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +205,7 @@ def movielens(size: str) -> SourceSpec:
         window=WindowConfig(
             bootstrap_days=220, student_days=60, holdout_hours=24 * 20, retention_days=220
         ),
+        mix=DENSE_LABELS,
     )
 
 
@@ -220,6 +224,7 @@ def tafeng(size: str) -> SourceSpec:
         window=WindowConfig(
             bootstrap_days=121, student_days=30, holdout_hours=24 * 7, retention_days=121
         ),
+        mix=DENSE_LABELS,
     )
 
 
