@@ -62,9 +62,9 @@ def to_feature_id(column: pl.Series) -> pl.Series:
 
 
 def to_time(column: pl.Series) -> pl.Series:
-    """Datetime in microseconds UTC from times, ISO 8601 texts or integers (microseconds UTC).
+    """Datetime in microseconds UTC from times, ISO 8601 texts or whole numbers of microseconds.
 
-    Times without a zone are UTC.
+    Times without a zone are UTC; a date alone is its midnight.
     """
     kind, utc = column.dtype, pl.Datetime("us", "UTC")
     if isinstance(kind, pl.Datetime):
@@ -114,7 +114,8 @@ def to_text(column: pl.Series, allowed: Collection[str] | None) -> pl.Series:
 def _parse_times(texts: pl.Series) -> pl.Series:
     plain = texts.str.strip_chars().str.replace(" ", "T", literal=True)
     plain = plain.str.replace(r"[Zz]$", "+00:00")
-    parsed = _nulls(texts, pl.Datetime("us", "UTC"))
+    plain = plain.str.replace(r"^(\d{4}-\d{2}-\d{2})$", "${1}T00:00")
+    parsed = plain.cast(pl.Int64, strict=False).cast(pl.Datetime("us", "UTC"))
     for form in _TIME_FORMATS:
         times = plain.str.to_datetime(form, time_unit="us", strict=False)
         zoned = isinstance(times.dtype, pl.Datetime) and times.dtype.time_zone is not None
