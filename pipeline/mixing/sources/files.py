@@ -131,9 +131,9 @@ def _mapped_value_by_value(
     """As `_mapped`, with null where an expression fails on a row."""
     computed = [
         _salvage(raw, expression.alias(name), [MOST_BAD_VALUES]).to_series()
-        for name, expression in _expressions(mapping, wanted).items()
+        for name, expression in _expressions(mapping, raw.columns, wanted).items()
     ]
-    names = tuple((s.name, f'"{s.name}"') for s in computed)
+    names = tuple((s.name, s.name) for s in computed)
     plain = dataclasses.replace(mapping, columns=names)
     return _mapped(plain, raw.with_columns(computed).lazy(), wanted, day).collect()
 
@@ -168,7 +168,7 @@ def _mapped(
 ) -> pl.LazyFrame:
     """One file's canonical columns: mapped ones computed, others under their own names."""
     present = frame.collect_schema().names()
-    expressions = _expressions(mapping, wanted)
+    expressions = _expressions(mapping, present, wanted)
     kept = [n for n in wanted if n in present and n not in expressions]
     # with_columns first: a mapping of constants alone must still have one row per row
     frame = frame.with_columns(e.alias(n) for n, e in expressions.items())
@@ -190,7 +190,10 @@ def _raw(mapping: TableMapping, path: Path) -> pl.LazyFrame:
     )
 
 
-def _expressions(mapping: TableMapping, wanted: list[str]) -> dict[str, pl.Expr]:
+def _expressions(
+    mapping: TableMapping, present: list[str], wanted: list[str]
+) -> dict[str, pl.Expr]:
+    """The mapping's expressions; a text that is just a column's name is that column."""
     expressions = {}
     for name, text in mapping.columns:
         field = f"source.tables.{mapping.table}.columns.{name}"
@@ -199,11 +202,11 @@ def _expressions(mapping: TableMapping, wanted: list[str]) -> dict[str, pl.Expr]
                 f"{field} is no canonical column or declared feature; choose among {wanted}"
             )
         try:
-            expressions[name] = pl.sql_expr(text)
+            expressions[name] = pl.col(text) if text in present else pl.sql_expr(text)
         except pl.exceptions.PolarsError as error:
             raise ConfigError(
                 f"{field} must be a polars SQL expression, got {text!r} ({error}); "
-                "write e.g. CAST(x AS BIGINT)"
+                "write e.g. TRY_CAST(x AS BIGINT), and columns that SQL knows as words in quotes"
             ) from None
     return expressions
 
