@@ -71,6 +71,8 @@ def validate(
 def _quiet() -> Iterator[None]:
     """Great Expectations without telemetry, progress bars, log lines and warnings."""
     os.environ["GX_ANALYTICS_ENABLED"] = "false"  # read once, when the package is imported
+    import great_expectations  # noqa: F401  (it sets its logger's level when imported)
+
     logger = logging.getLogger("great_expectations")
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -168,7 +168,7 @@ def solaris(run: Run) -> Section | None:
 
 def timings(run: Run) -> Section | None:
     """Seconds and rows of every finished stage, from its manifest, slowest first."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for path in sorted(run.folder.glob(f"*/{MANIFEST}")) + sorted(
         run.folder.glob(f"*/*/{MANIFEST}")
     ):
