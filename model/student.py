@@ -4,8 +4,8 @@ It reads what a surface has at request time: ids, numbers and, with LoopFM, the 
 stored representations and how many there were. The serving head learns from labels, the distill
 head from the foundation model's soft labels; both share the trunk.
 
-Suffixes: B rows, F sparse features, C dense columns, D embedding width, X input width, K objectives,
-d representation width.
+Suffixes: B rows, F sparse features, C dense columns, D embedding width, X input width,
+K objectives, d representation width.
 """
 
 from __future__ import annotations

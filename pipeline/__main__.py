@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import logging
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -55,6 +56,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 def main(argv: list[str]) -> int:
     """Run one stage or command and return its exit code."""
+    # read when OpenMP loads: waiting threads that spin stall each other on busy cores
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr
     )

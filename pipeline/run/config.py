@@ -288,7 +288,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         try:
-            dt.date.fromisoformat(self.day)
+            if dt.date.fromisoformat(self.day).isoformat() != self.day:
+                raise ValueError("another ISO form")
         except ValueError:
             raise ConfigError(
                 f"day must be a date like 2026-11-29, got {self.day!r}; fix it"

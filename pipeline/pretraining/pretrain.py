@@ -1,0 +1,205 @@
+"""Stage `pretrain`: one pass over the mix, oldest label first.
+
+A first run trains in two segments: labels before `students_begin`, after which the weights are
+frozen as the representation epoch, and the rest up to the cut. Later runs start from their parent's
+model and have one segment. Killed at any step, the stage goes on from its last checkpoint and ends
+with the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from model import checkpoint
+from model.batch import Batch
+from model.foundation import FoundationModel, training_loss
+from model.snapshot import save_snapshot
+from pipeline.mixing.loader import Loader
+from pipeline.pretraining.epoch import describe, inherited_epoch, opens_epoch
+from pipeline.pretraining.meter import Meter
+from pipeline.pretraining.setup import banner, build_engine, prior_of
+from pipeline.run.config import digest
+from pipeline.run.errors import DataError
+from pipeline.run.manifest import Manifest, Outcome, need_manifest, produce
+from pipeline.run.paths import Run, confined
+from pipeline.run.progress import Progress
+from pipeline.run.window import Window, window_of
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class Clock:
+    """Where the time goes; kept out of the published folder, which holds no wall time."""
+
+    began: float
+    waited: float = 0.0
+    rows: int = 0
+
+    def figures(self) -> dict[str, float]:
+        """Rows per second and the share of time spent waiting for data."""
+        spent = max(time.monotonic() - self.began, 1e-9)
+        return {"rows_per_s": self.rows / spent, "data_wait": self.waited / spent}
+
+
+def pretrain(run: Run, unit: str) -> Manifest:
+    """Train the foundation model; publish model/, epoch/ (when opened), metrics and summary."""
+    config = run.config
+    inputs = {"mix": need_manifest(run.output("mix")).fingerprint}
+    if config.parent and config.warm_start:
+        inputs["parent"] = config.parent.fingerprint
+    settings = [config.model, config.train, config.features, config.objectives, config.surfaces]
+    settings += [config.window, config.transfer.refresh_days, config.warm_start, config.parent]
+    return produce(
+        run.output("pretrain"),
+        stage="pretrain",
+        inputs=inputs,
+        settings=settings,
+        build=lambda folder: _build(run, folder, digest([inputs, settings])),
+    )
+
+
+def _build(run: Run, folder: Path, config_hash: str) -> Outcome:
+    window = window_of(run.config)
+    torch.set_num_threads(run.config.train.threads)
+    training = Training(run, window, config_hash)
+    training.run_all()
+    return training.publish(folder)
+
+
+class Training:
+    """The engine, where it stands, and what it has measured."""
+
+    def __init__(self, run: Run, window: Window, config_hash: str) -> None:
+        self.run, self.window, self.config_hash = run, window, config_hash
+        self.checkpoints = run.inside("checkpoints")
+        self.epoch_folder = self.checkpoints / "epoch"
+        self.opens_epoch = opens_epoch(run, window)
+        bounds = [window.train_begin, window.cut]
+        if self.opens_epoch:
+            bounds.insert(1, window.students_begin)
+        self.segments = [
+            Loader(run, begin_us=a, end_us=b, batch_size=run.config.train.batch_size)
+            for a, b in pairwise(bounds)
+        ]
+        self.engine = build_engine(run)
+        self.segment = self.batch = 0
+        self.meter = Meter(tuple(o.name for o in run.config.objectives))
+        self.weights_K = torch.tensor([o.task_weight for o in run.config.objectives])
+        self._start()
+        self.clock = Clock(began=time.monotonic())
+        self._saved_at = time.monotonic()
+        banner(run, self.engine, sum(s.num_rows for s in self.segments), config_hash)
+
+    def _start(self) -> None:
+        """Resume this run, or start from the parent's model, or from nothing."""
+        state = checkpoint.resume(self.checkpoints, self.engine, config_hash=self.config_hash)
+        if state:
+            self.segment, self.batch = state["segment"], state["batch"]
+            self.meter = Meter(self.meter.objectives, state["meter"])
+            return
+        shutil.rmtree(self.epoch_folder, ignore_errors=True)
+        parent = self.run.config.parent
+        if parent and self.run.config.warm_start:
+            folder = confined(self.run.home, parent.folder, "pretrain", "model")
+            checkpoint.warm_start(folder, self.engine)
+            return
+        self.engine.dense.heads.set_prior(prior_of(self.segments, self.run.config.objectives))
+        self.engine.restart_averages()
+
+    def run_all(self) -> None:
+        """Train every segment that is left."""
+        total = sum(s.num_batches for s in self.segments)
+        with Progress("pretrain", total) as progress:
+            progress.step(self.engine.steps)
+            while self.segment < len(self.segments):
+                for batch in self._batches():
+                    self._step(batch)
+                    progress.step(1, **self.meter.figures(), **self.clock.figures())
+                self._end_segment()
+        self.meter.close(self.engine.steps)
+
+    def _batches(self) -> Iterator[Batch]:
+        """Batches that are left of the segment; the time spent waiting for them is counted."""
+        batches = self.segments[self.segment].batches(self.batch)
+        while True:
+            began = time.monotonic()
+            batch = next(batches, None)
+            self.clock.waited += time.monotonic() - began
+            if batch is None:
+                return
+            yield batch
+
+    def _step(self, batch: Batch) -> None:
+        output = self.engine.forward(batch)
+        loss = training_loss(output, batch, self.weights_K)
+        if not torch.isfinite(loss):
+            raise DataError(
+                f"the loss is {float(loss)} at step {self.engine.steps}; "
+                "lower train.dense_lr or look for extreme dense features"
+            )
+        self.engine.backward(loss)
+        self.engine.step()
+        self.batch += 1
+        self.clock.rows += batch.num_rows
+        self.meter.add(loss, output.logits_BK, batch, self.engine.steps)
+        if time.monotonic() - self._saved_at >= self.run.config.train.checkpoint_every_s:
+            self._save()
+
+    def _end_segment(self) -> None:
+        self.segment, self.batch = self.segment + 1, 0
+        if self.opens_epoch and self.segment == 1:
+            self._snapshot(self.epoch_folder, self.window.students_begin)
+        self._save()
+
+    def _save(self) -> None:
+        state = {"segment": self.segment, "batch": self.batch, "meter": self.meter.state()}
+        checkpoint.save(self.checkpoints, self.engine, state, config_hash=self.config_hash)
+        self._saved_at = time.monotonic()
+
+    def _snapshot(self, folder: Path, cut_us: int) -> FoundationModel:
+        model, config = self.engine.export(), self.run.config
+        save_snapshot(
+            folder,
+            model,
+            features=config.features,
+            objectives=config.objectives,
+            surfaces=config.surfaces,
+            config=config.model,
+            extra={"fm_cut_us": cut_us, "steps": self.engine.steps},
+        )
+        return model
+
+    def publish(self, folder: Path) -> Outcome:
+        """Write the stage's output."""
+        self._snapshot(folder / "model", self.window.cut)
+        checkpoint.save_moments(folder / "model", self.engine)
+        if self.opens_epoch:
+            shutil.copytree(self.epoch_folder, folder / "epoch")
+            published = self.run.output("pretrain") / "epoch"
+            begin = self.window.students_begin
+            epoch = describe(self.run, folder / "epoch", published, begin)
+        else:
+            epoch = inherited_epoch(self.run, self.window)
+        lines = [json.dumps(r, sort_keys=True) + "\n" for r in self.meter.records]
+        (folder / "metrics.jsonl").write_text("".join(lines))
+        summary: dict[str, Any] = {
+            "epoch": epoch,
+            "cut_us": self.window.cut,
+            "rows": self.meter.rows,
+            "steps": self.engine.steps,
+            "last": self.meter.records[-1] if self.meter.records else None,
+        }
+        (folder / "summary.json").write_text(json.dumps(summary, indent=1, sort_keys=True))
+        figures = {**self.meter.figures(), **self.clock.figures(), "epoch": epoch["id"]}
+        return Outcome(rows=self.meter.rows, figures=figures)

@@ -1,0 +1,94 @@
+"""What precedes training: the engine from a run's config, the heads' prior, the banner."""
+
+from __future__ import annotations
+
+import logging
+import platform
+from collections.abc import Sequence
+from importlib.metadata import version
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import kernels
+from model.config import Objective
+from model.flops import flops_per_row
+from model.foundation import FoundationModel
+from model.parallel import Engine, EngineConfig
+from model.snapshot import num_parameters
+from pipeline.mixing.loader import Loader
+from pipeline.run.manifest import need_manifest
+from pipeline.run.paths import Run
+
+log = logging.getLogger(__name__)
+PRIOR_ROWS = 20_000
+STACK = ("torch", "torchrec", "fbgemm-gpu-cpu", "deepspeed")
+
+
+def build_engine(run: Run) -> Engine:
+    """A seeded model of the run's config in its training engine."""
+    config, train = run.config, run.config.train
+
+    def build() -> FoundationModel:
+        torch.manual_seed(train.seed)
+        return FoundationModel(
+            config.features, config.objectives, len(config.surfaces), config.model
+        )
+
+    return Engine(
+        build,
+        EngineConfig(
+            batch_size=train.batch_size,
+            dense_lr=train.dense_lr,
+            sparse_lr=train.sparse_lr,
+            weight_decay=train.weight_decay,
+            warmup_steps=train.warmup_steps,
+            clip_norm=train.clip_norm,
+            ema_decay=train.ema_decay,
+            zero_stage=train.zero_stage,
+        ),
+    )
+
+
+def prior_of(segments: Sequence[Loader], objectives: tuple[Objective, ...]) -> Tensor:
+    """Base rate of each objective over the first rows that the run trains on."""
+    columns = segments[0].columns
+    rates = []
+    for objective in objectives:
+        y, mask, weight = (
+            columns[f"{p}_{objective.name}"][:PRIOR_ROWS].astype(np.float64) for p in "ymw"
+        )
+        total = float((mask * weight).sum())
+        rates.append(float((y * mask * weight).sum()) / total if total else 0.5)
+    return torch.tensor(rates)
+
+
+def banner(run: Run, engine: Engine, num_rows: int, config_hash: str) -> None:
+    """Log what is about to be trained, on what, with which libraries."""
+    config = run.config
+    longest = {e.name: e.max_len for e in config.features.events}
+    flops = flops_per_row(
+        config.model, config.features, len(config.objectives), longest, len(config.surfaces)
+    )
+    backend, reason = kernels.choose_backend()
+    tables = sum(t.numel() for t in engine.table_shards().values())
+    lines = {
+        "config": config_hash,
+        "data": need_manifest(run.output("mix")).fingerprint[:12],
+        "rows": f"{num_rows} from step {engine.steps}",
+        "model": f"{num_parameters(engine.dense)} dense and {tables} table parameters, "
+        f"{flops / 1e6:.2f} MFLOP forward for a row with full histories",
+        "device": f"cpu, {torch.get_num_threads()} threads, {platform.machine()}",
+        "kernels": f"{backend} ({reason})",
+        "versions": ", ".join(f"{name} {_version(name)}" for name in STACK),
+    }
+    for name, text in lines.items():
+        log.info("%-8s %s", name, text)
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except ImportError:
+        return "absent"
