@@ -117,7 +117,8 @@ class Search:
     """
 
     def __init__(self, codes: np.ndarray, ts: np.ndarray) -> None:
-        self.times = np.unique(ts)
+        # an event's rank is how many events lie before it in time, whatever their group
+        self.times = np.sort(ts)
         ranks = np.searchsorted(self.times, ts)
         self.span = len(self.times) + 1
         self.keys = codes.astype(np.int64) * self.span + ranks

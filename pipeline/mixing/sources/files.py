@@ -6,6 +6,7 @@ quarantines what does not fit. Each file is read on its own, so that a broken on
 
 from __future__ import annotations
 
+import dataclasses
 import glob
 import gzip
 import logging
@@ -26,6 +27,8 @@ SUFFIXES = {
     "parquet": (".parquet", ".parquet.brotli", ".pq"),
     "csv": (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".txt", ".txt.gz"),
 }
+VALUE_ERRORS = (pl.exceptions.InvalidOperationError, pl.exceptions.ComputeError)
+MOST_BAD_VALUES = 1_000  # of one expression in one file; a file with more is broken
 BROKEN = (pl.exceptions.PolarsError, OSError, EOFError, zlib.error, gzip.BadGzipFile)
 
 
@@ -72,13 +75,14 @@ def files_of(run: Run, mapping: TableMapping, day: str) -> list[Path]:
 def scan_table(run: Run, table: str, day: str) -> pl.LazyFrame | None:
     """One day of a table as a lazy frame; None when the source has no such table or no file.
 
-    Trusts the files: a broken one fails the whole query when it is collected.
+    Trusts the files: a broken one, or a value that an expression cannot take, fails the query.
     """
     mapping = mapping_of(run, table)
     files = files_of(run, mapping, day) if mapping else []
     if mapping is None or not files:
         return None
-    frames = [_scan(mapping, path, _wanted(run, table), day) for path in files]
+    wanted = _wanted(run, table)
+    frames = [_mapped(mapping, _raw(mapping, path), wanted, day) for path in files]
     return pl.concat(frames, how="diagonal_relaxed")
 
 
@@ -86,19 +90,20 @@ def read_table(run: Run, table: str, day: str) -> TableRead | None:
     """One day of a table, file by file; None when the source does not have that table.
 
     Raises `ConfigError` when an expression of the mapping is not SQL. A file that cannot be
-    read, or lacks a column that an expression uses, is listed in `broken`.
+    read, or lacks a column that an expression uses, is listed in `broken`; a single value that
+    an expression cannot take becomes null.
     """
     mapping = mapping_of(run, table)
     if mapping is None:
         return None
-    files = files_of(run, mapping, day)
+    wanted = _wanted(run, table)
     frames: list[tuple[Path, pl.DataFrame]] = []
     broken: list[tuple[Path, str]] = []
-    for path in files:
+    for path in files_of(run, mapping, day):
         try:
-            frames.append((path, _scan(mapping, path, _wanted(run, table), day).collect()))
+            frames.append((path, _read_file(mapping, path, wanted, day)))
         except BROKEN as error:
-            reason = f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"
+            reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
             log.warning("%s: %s", path, reason)
             broken.append((path, reason))
     frame, changes = _stack(frames)
@@ -110,6 +115,45 @@ def read_table(run: Run, table: str, day: str) -> TableRead | None:
     )
 
 
+def _read_file(mapping: TableMapping, path: Path, wanted: list[str], day: str) -> pl.DataFrame:
+    raw = _raw(mapping, path)
+    try:
+        return _mapped(mapping, raw, wanted, day).collect()
+    except VALUE_ERRORS:
+        if not mapping.columns:
+            raise
+        return _mapped_value_by_value(mapping, raw.collect(), wanted, day)
+
+
+def _mapped_value_by_value(
+    mapping: TableMapping, raw: pl.DataFrame, wanted: list[str], day: str
+) -> pl.DataFrame:
+    """As `_mapped`, with null where an expression fails on a row."""
+    computed = [
+        _salvage(raw, expression.alias(name), [MOST_BAD_VALUES]).to_series()
+        for name, expression in _expressions(mapping, raw.columns, wanted).items()
+    ]
+    names = tuple((s.name, s.name) for s in computed)
+    plain = dataclasses.replace(mapping, columns=names)
+    return _mapped(plain, raw.with_columns(computed).lazy(), wanted, day).collect()
+
+
+def _salvage(rows: pl.DataFrame, expression: pl.Expr, left: list[int]) -> pl.DataFrame:
+    """One column; halves what fails until single rows are left. `left[0]` more may fail."""
+    try:
+        return rows.with_columns(expression).select(expression.meta.output_name())
+    except VALUE_ERRORS:
+        if rows.height > 1:
+            half = rows.height // 2
+            parts = [rows.head(half), rows.tail(rows.height - half)]
+            halves = [_salvage(part, expression, left) for part in parts]
+            return pl.concat(halves, how="vertical_relaxed")
+        left[0] -= 1
+        if left[0] < 0:
+            raise
+        return pl.DataFrame({expression.meta.output_name(): [None]})
+
+
 def _wanted(run: Run, table: str) -> list[str]:
     """Canonical columns of a table, with the configured features for impressions."""
     names = list(TABLES[table].names)
@@ -119,11 +163,12 @@ def _wanted(run: Run, table: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _scan(mapping: TableMapping, path: Path, wanted: list[str], day: str) -> pl.LazyFrame:
+def _mapped(
+    mapping: TableMapping, frame: pl.LazyFrame, wanted: list[str], day: str
+) -> pl.LazyFrame:
     """One file's canonical columns: mapped ones computed, others under their own names."""
-    frame = _raw(mapping, path)
     present = frame.collect_schema().names()
-    expressions = _expressions(mapping, wanted)
+    expressions = _expressions(mapping, present, wanted)
     kept = [n for n in wanted if n in present and n not in expressions]
     # with_columns first: a mapping of constants alone must still have one row per row
     frame = frame.with_columns(e.alias(n) for n, e in expressions.items())
@@ -145,7 +190,10 @@ def _raw(mapping: TableMapping, path: Path) -> pl.LazyFrame:
     )
 
 
-def _expressions(mapping: TableMapping, wanted: list[str]) -> dict[str, pl.Expr]:
+def _expressions(
+    mapping: TableMapping, present: list[str], wanted: list[str]
+) -> dict[str, pl.Expr]:
+    """The mapping's expressions; a text that is just a column's name is that column."""
     expressions = {}
     for name, text in mapping.columns:
         field = f"source.tables.{mapping.table}.columns.{name}"
@@ -154,11 +202,11 @@ def _expressions(mapping: TableMapping, wanted: list[str]) -> dict[str, pl.Expr]
                 f"{field} is no canonical column or declared feature; choose among {wanted}"
             )
         try:
-            expressions[name] = pl.sql_expr(text)
+            expressions[name] = pl.col(text) if text in present else pl.sql_expr(text)
         except pl.exceptions.PolarsError as error:
             raise ConfigError(
                 f"{field} must be a polars SQL expression, got {text!r} ({error}); "
-                "write e.g. CAST(x AS BIGINT)"
+                "write e.g. TRY_CAST(x AS BIGINT), and columns that SQL knows as words in quotes"
             ) from None
     return expressions
 
@@ -169,15 +217,22 @@ def _on_day(frame: pl.LazyFrame, day: str) -> pl.Expr:
     if kind is None:
         return pl.lit(True)
     if kind == pl.String:
-        number = pl.col("ts").cast(pl.Int64, strict=False)
-        text = pl.col("ts").str.to_datetime(time_unit="us", time_zone="UTC", strict=False)
-        ts = pl.coalesce(number, text.dt.epoch("us"))
+        ts = _text_us(pl.col("ts"))
     elif kind.is_temporal():
         ts = pl.col("ts").cast(pl.Datetime("us")).dt.epoch("us")
     else:
         ts = pl.col("ts").cast(pl.Int64, strict=False)
     number = ts // DAY_US
     return number.fill_null(number.min()) == day_begin_us(day) // DAY_US
+
+
+def _text_us(column: pl.Expr) -> pl.Expr:
+    """Microseconds of ISO 8601 texts (UTC where they name no zone) and of whole numbers."""
+    plain = column.str.strip_chars().str.replace(" ", "T", literal=True)
+    plain = plain.str.replace("[Zz]$", "+00:00")
+    forms = ("%Y-%m-%dT%H:%M:%S%.f%:z", "%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%dT%H:%M")
+    times = [plain.str.to_datetime(f, time_unit="us", strict=False).dt.epoch("us") for f in forms]
+    return pl.coalesce(column.cast(pl.Int64, strict=False), *times)
 
 
 def _stack(frames: list[tuple[Path, pl.DataFrame]]) -> tuple[pl.DataFrame, tuple[str, ...]]:

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from model.batch import Batch
+from model.config import EmbeddingTable, FeatureSet, Objective, SparseFeature
+from pipeline.loopfm.training import (
+    ARMS,
+    Arm,
+    StudentRows,
+    predict_rows,
+    rows_of,
+    train_student,
+)
+from pipeline.run.config import TransferConfig
+
+FEATURES = FeatureSet(
+    tables=(EmbeddingTable(name="ad", buckets=50),),
+    sparse=(SparseFeature(name="ad_id", table="ad", scope="ad"),),
+)
+OBJECTIVES = (Objective(name="click"),)
+BY_NAME = {arm.name: arm for arm in ARMS}
+
+
+def world(count: int = 24_000, seed: int = 0) -> tuple[StudentRows, torch.Tensor]:
+    """Clicks from an ad effect that all see and a user's taste that only the sequence tells."""
+    rng = np.random.default_rng(seed)
+    ad = rng.integers(0, 50, count)
+    taste = rng.normal(size=count)
+    logit = -1.5 + np.linspace(-1, 1, 50)[ad] + 1.2 * taste
+    p = torch.from_numpy(1 / (1 + np.exp(-logit))).float()[:, None]
+    y = torch.from_numpy((rng.random(count) < p[:, 0].numpy()).astype(np.float32))[:, None]
+    cold = torch.from_numpy(rng.random(count) < 0.2)
+    sequence = torch.tanh(torch.from_numpy(np.stack([taste, -taste], axis=1)).float())
+    sequence[cold] = 0.0
+    batch = Batch(
+        ids_BF=torch.from_numpy(ad)[:, None],
+        dense_BC=torch.zeros(count, 0),
+        events={},
+        surface_B=torch.zeros(count, dtype=torch.int64),
+        labels_BK=y,
+        mask_BK=torch.ones_like(y),
+        weight_BK=torch.ones_like(y),
+        row_B=torch.arange(count),
+    )
+    count_R = torch.where(cold, 0.0, 20.0)
+    rows = StudentRows(batch=batch, soft_RK=p, sequence_Rd=sequence, count_R=count_R)
+    return rows, p
+
+
+def fit(rows: StudentRows, arm: Arm, seed: int = 0, **config: object) -> torch.Tensor:
+    settings = TransferConfig(**{"lr": 0.01, **config})  # type: ignore[arg-type]
+    student = train_student(
+        rows.part(slice(0, 20_000)),
+        arm,
+        features=FEATURES,
+        objectives=OBJECTIVES,
+        config=settings,
+        seed=seed,
+    )
+    return predict_rows(student, rows.part(slice(20_000, None)), arm)
+
+
+def excess(p: torch.Tensor, true: torch.Tensor) -> float:
+    """Cross entropy against the truth, above its own entropy."""
+    loss = torch.nn.functional.binary_cross_entropy
+    return float(loss(p, true) - loss(true, true))
+
+
+def test_histories_help_and_shuffled_ones_do_not() -> None:
+    rows, true = world()
+    true = true[20_000:]
+    none = excess(fit(rows, BY_NAME["none"]), true)
+    loopfm = excess(fit(rows, BY_NAME["loopfm"]), true)
+    order = torch.randperm(24_000, generator=torch.Generator().manual_seed(0))
+    placebo_rows = StudentRows(
+        batch=rows.batch,
+        soft_RK=rows.soft_RK,
+        sequence_Rd=rows.sequence_Rd[order],
+        count_R=rows.count_R[order],
+    )
+    placebo = excess(fit(placebo_rows, BY_NAME["loopfm"]), true)
+    assert loopfm < 0.5 * none
+    assert placebo > 0.95 * none
+
+
+def test_soft_labels_help_when_labels_are_few() -> None:
+    rows, true = world()
+    few = {"batch_size": 256}
+    both = excess(fit(rows, BY_NAME["kd_loopfm"], **few), true[20_000:])
+    assert both < excess(fit(rows, BY_NAME["kd"], **few), true[20_000:])
+
+
+@pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.name)
+def test_predictions_are_calibrated(arm: Arm) -> None:
+    rows, true = world()
+    assert float(fit(rows, arm).sum() / true[20_000:].sum()) == pytest.approx(1.0, abs=0.08)
+
+
+def test_the_same_seed_gives_the_same_student_and_another_does_not() -> None:
+    rows, _ = world()
+    first = fit(rows, BY_NAME["kd_loopfm"])
+    torch.rand(7)  # the surrounding random state must not matter
+    assert torch.equal(first, fit(rows, BY_NAME["kd_loopfm"]))
+    assert not torch.equal(first, fit(rows, BY_NAME["kd_loopfm"], seed=1))
+
+
+def test_masked_labels_are_not_read() -> None:
+    rows, _ = world()
+    lies = rows.batch.labels_BK.clone()
+    mask = torch.ones_like(lies)
+    mask[::3] = 0.0
+    lies[::3] = 1.0 - lies[::3]
+    fields = {"events": {}, "mask_BK": mask}
+    names = ("ids_BF", "dense_BC", "surface_B", "weight_BK", "row_B")
+    kept = {name: getattr(rows.batch, name) for name in names}
+    results = []
+    for labels in (rows.batch.labels_BK, lies):
+        batch = Batch(**kept, **fields, labels_BK=labels)  # type: ignore[arg-type]
+        changed = StudentRows(
+            batch=batch,
+            soft_RK=rows.soft_RK,
+            sequence_Rd=rows.sequence_Rd,
+            count_R=rows.count_R,
+        )
+        results.append(fit(changed, BY_NAME["none"]))
+    assert torch.equal(*results)
+
+
+def test_rows_of_needs_a_batch_without_events() -> None:
+    rows, _ = world(100)
+    assert rows_of(rows.batch, slice(3, 5)).row_B.tolist() == [3, 4]
+    assert rows.part(torch.tensor([9, 1])).batch.row_B.tolist() == [9, 1]
