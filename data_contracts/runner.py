@@ -164,4 +164,4 @@ def _observed(result: Any, explained: Sequence[str]) -> tuple[str, ...]:
         return (str(raised.get("exception_message", raised))[:200],)
     found = dict(result.result or {})
     values = found.get("partial_unexpected_list") or [found.get("observed_value")]
-    return tuple(str(v) for v in values[:FIRST_BAD])
+    return tuple(f"{v:.6g}" if isinstance(v, float) else str(v) for v in values[:FIRST_BAD])

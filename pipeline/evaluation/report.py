@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.evaluation import records, report_sections
+from pipeline.evaluation.intervals import triple
 from pipeline.evaluation.lineage import earlier_runs
 from pipeline.run.manifest import Manifest, Outcome, produce, read_manifest
 from pipeline.run.paths import Run
@@ -82,7 +83,7 @@ def spread(found: Any, digits: int = 4, sign: str = "") -> str:
     """A value with its interval: 0.8123 [0.80, 0.82]; takes value, low and high as dict or list."""
     if not found:
         return DASH
-    value, low, high = found.values() if isinstance(found, dict) else found
+    value, low, high = triple(found) if isinstance(found, dict) else found
     if value is None:
         return DASH
     if low is None or high is None:

@@ -56,7 +56,7 @@ def test_better_only_with_the_whole_interval(change: float, half: float, passes:
 
 def test_the_first_champion_must_beat_the_constant() -> None:
     assert gates.better_than_champion(metrics(cell(change=None)), CONFIG).passed
-    worse = gates.better_than_champion(metrics(cell(ne=0.995, change=None)), CONFIG)
+    worse = gates.better_than_champion(metrics(cell(ne=1.001, change=None)), CONFIG)
     assert not worse.passed
     assert "first of its lineage" in worse.reason
 
