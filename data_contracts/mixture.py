@@ -11,6 +11,7 @@ from data_contracts.rules import Expectation, RowRule, between, in_set, none_bad
 
 SELECTIONS = ("train", "holdout", "log")
 GROUP = "part"
+KEY = ("impression_id", "ts_us", "label_us")
 MAX_WEIGHT = 1e5
 
 
@@ -81,7 +82,7 @@ def row_rules(spec: MixtureSpec) -> list[RowRule]:
 def profile(frame: pl.LazyFrame, spec: MixtureSpec) -> pl.DataFrame:
     """One row per selection and surface ("train/0"): rows, broken rules, duplicates, rates."""
     figures = {
-        "duplicates": pl.len() - pl.struct("selection", "impression_id", "ts_us", "label_us").n_unique(),
+        "duplicates": pl.len() - pl.struct("selection", *KEY).n_unique(),
         **{f"rate_{o}": _rate(o) for o in spec.objectives},
         **{f"mean_weight_{o}": pl.col(f"w_{o}").filter(pl.col(f"m_{o}")).mean()
            for o in spec.objectives},

@@ -71,6 +71,8 @@ def validate(
 def _quiet() -> Iterator[None]:
     """Great Expectations without telemetry, progress bars, log lines and warnings."""
     os.environ["GX_ANALYTICS_ENABLED"] = "false"  # read once, when the package is imported
+    import great_expectations  # noqa: F401  (it sets its logger's level when imported)
+
     logger = logging.getLogger("great_expectations")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -162,4 +164,4 @@ def _observed(result: Any, explained: Sequence[str]) -> tuple[str, ...]:
         return (str(raised.get("exception_message", raised))[:200],)
     found = dict(result.result or {})
     values = found.get("partial_unexpected_list") or [found.get("observed_value")]
-    return tuple(str(v) for v in values[:FIRST_BAD])
+    return tuple(f"{v:.6g}" if isinstance(v, float) else str(v) for v in values[:FIRST_BAD])

@@ -115,7 +115,7 @@ def curve_figure(
 
 def days_figure(
     days: Sequence[str],
-    values: Mapping[str, Sequence[Spread]],
+    values: Mapping[str, Sequence[Spread | None]],
     title: str,
     label: str,
     kind: Kind = "svg",

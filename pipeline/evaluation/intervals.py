@@ -52,6 +52,11 @@ class Draws:
     auc_D: Floats
 
 
+def triple(found: Mapping[str, float | None]) -> list[float | None]:
+    """[value, low, high] of an interval that was read from JSON (whose keys are sorted)."""
+    return [found["value"], found["low"], found["high"]]
+
+
 def number(value: float) -> float | None:
     """A finite number as it is, anything else as None (JSON has no NaN)."""
     return float(value) if np.isfinite(value) else None

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipeline.evaluation import figures
+from pipeline.evaluation.intervals import triple
 from pipeline.evaluation.lineage import read_json
 from pipeline.run.config import RunConfig, to_dict
 from pipeline.run.manifest import read_manifest
@@ -84,7 +85,7 @@ def pictures(run: Run, experiment: str) -> dict[str, bytes]:
     measured = read_json(run, "evaluate", "metrics.json")
     if measured:
         found["ne_by_surface.png"] = figures.spread_figure(
-            ne_rows(measured), "NE by surface and objective", "NE", "png", reference=1.0
+            ne_rows(run, measured), "NE by surface and objective", "NE", "png", reference=1.0
         )
         for objective, cell in measured["overall"].items():
             found[f"calibration_{objective}.png"] = figures.calibration_figure(
@@ -101,17 +102,27 @@ def pictures(run: Run, experiment: str) -> dict[str, bytes]:
     return found
 
 
-def ne_rows(measured: dict[str, Any]) -> dict[str, dict[str, list[float | None]]]:
+def cells_of(run: Run, measured: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
+    """(surface, objective, cell) in config order, "all" first."""
+    config = run.config
+    parts = {"all": measured["overall"]} | measured["surfaces"]
+    return [
+        (surface, o.name, parts[surface][o.name])
+        for surface in ("all", *config.surfaces)
+        for o in config.objectives
+        if o.name in parts.get(surface, {})
+    ]
+
+
+def ne_rows(run: Run, measured: dict[str, Any]) -> dict[str, dict[str, list[float | None]]]:
     """ "surface / objective" -> model -> NE spread, surfaces after "all"."""
-    parts = {"all": measured["overall"], **measured["surfaces"]}
     return {
         f"{surface} / {objective}": {
-            model: list(cell[model]["ne"].values())
+            model: triple(cell[model]["ne"])
             for model in ("challenger", "champion")
             if model in cell
         }
-        for surface, cells in parts.items()
-        for objective, cell in cells.items()
+        for surface, objective, cell in cells_of(run, measured)
     }
 
 
@@ -123,14 +134,24 @@ def training_lines(run: Run) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
 
 
-def training_curve(run: Run) -> dict[str, tuple[list[float], list[float]]]:
-    """Loss over steps, ready for `figures.curve_figure`; empty when nothing was logged."""
-    points = [
-        (float(line["step"]), float(line["loss"]))
-        for line in training_lines(run)
-        if "loss" in line and "step" in line
-    ]
-    return {"loss": ([x for x, _ in points], [y for _, y in points])} if points else {}
+def training_curve(run: Run, prefix: str = "loss") -> dict[str, tuple[list[float], list[float]]]:
+    """Lines over steps of the logged figures under `prefix`, for `figures.curve_figure`.
+
+    "loss" gives one line, "ne" one per objective; empty unless something was logged twice.
+    """
+    found: dict[str, tuple[list[float], list[float]]] = {}
+    for name, step, value in _training(run):
+        _, top, *rest = name.split("/")
+        if name.startswith("train/") and top == prefix:
+            xs, ys = found.setdefault("/".join(rest) or top, ([], []))
+            xs.append(float(step))
+            ys.append(value)
+    return {name: line for name, line in found.items() if len(line[0]) > 1}
+
+
+def last_figures(run: Run) -> dict[str, float]:
+    """The last value of everything in the training log: "ne/click" -> 0.98."""
+    return {name.removeprefix("final/"): v for name, _, v in _training(run) if name[:6] == "final/"}
 
 
 def mix_shares(run: Run) -> dict[str, dict[str, float]]:
@@ -149,14 +170,13 @@ def mix_shares(run: Run) -> dict[str, dict[str, float]]:
 
 
 def _training(run: Run) -> Iterator[Step]:
-    last: dict[str, tuple[int, float]] = {}
+    last: dict[str, float] = {}
     for line in training_lines(run):
         step = int(line.get("step", 0))
-        for name, value in line.items():
-            if name != "step" and isinstance(value, (int, float)):
-                last[name] = (step, float(value))
-                yield f"train/{name}", step, float(value)
-    for name, (_, value) in last.items():
+        for name, _, value in _leaves("train", {k: v for k, v in line.items() if k != "step"}):
+            last[name.removeprefix("train/")] = value
+            yield name, step, value
+    for name, value in last.items():
         yield f"final/{name}", 0, value
 
 
@@ -164,17 +184,16 @@ def _evaluation(run: Run) -> Iterator[Step]:
     measured = read_json(run, "evaluate", "metrics.json")
     if not measured:
         return
-    for surface, cells in {"all": measured["overall"], **measured["surfaces"]}.items():
-        for objective, cell in cells.items():
-            for name in ("ne", "auc", "calibration"):
-                yield f"eval/{name}/{surface}/{objective}", 0, cell["challenger"][name]["value"]
-            yield f"eval/gauc/{surface}/{objective}", 0, cell["challenger"]["gauc"]
-            if "difference" in cell:
-                gain = cell["difference"]["ne_gain_pct"]["value"]
-                yield f"eval/ne_gain_pct/{surface}/{objective}", 0, gain
-            if "truth" in cell:
-                closed = cell["truth"]["probability"]["challenger"]["closed"]["value"]
-                yield f"eval/closed/{surface}/{objective}", 0, closed
+    for surface, objective, cell in cells_of(run, measured):
+        where = f"{surface}/{objective}"
+        for name in ("ne", "auc", "calibration"):
+            yield f"eval/{name}/{where}", 0, cell["challenger"][name]["value"]
+        yield f"eval/gauc/{where}", 0, cell["challenger"]["gauc"]
+        if "difference" in cell:
+            yield f"eval/ne_gain_pct/{where}", 0, cell["difference"]["ne_gain_pct"]["value"]
+        if "truth" in cell:
+            closed = cell["truth"]["probability"]["challenger"]["closed"]["value"]
+            yield f"eval/closed/{where}", 0, closed
 
 
 def _coverage(run: Run) -> Iterator[Step]:

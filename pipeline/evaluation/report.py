@@ -1,4 +1,4 @@
-"""Stage `report`: one self-contained HTML page about the run; parts that are absent are left out."""
+"""Stage `report`: one self-contained HTML page about the run, of the parts that are there."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.evaluation import records, report_sections
+from pipeline.evaluation.intervals import triple
 from pipeline.evaluation.lineage import earlier_runs
 from pipeline.run.manifest import Manifest, Outcome, produce, read_manifest
 from pipeline.run.paths import Run
@@ -26,6 +27,7 @@ SECTIONS = (
     "config_changes",
     "timings",
 )
+DASH = "\u2013"
 ALSO_READ = ("contracts", "mixture_contract", "representation_contract", "ingest")
 
 
@@ -64,26 +66,26 @@ def render(run: Run) -> str:
 
 def figure(value: float | None, digits: int = 4) -> str:
     """A number with fixed digits; a dash when there is none."""
-    return "–" if value is None else f"{value:.{digits}f}"
+    return DASH if value is None else f"{value:.{digits}f}"
 
 
 def count(value: float | None) -> str:
     """A whole number with thin spaces between thousands."""
-    return "–" if value is None else f"{round(value):,}".replace(",", "\u202f")
+    return DASH if value is None else f"{round(value):,}".replace(",", "\u202f")
 
 
 def percent(value: float | None, digits: int = 1) -> str:
     """A share as percent."""
-    return "–" if value is None else f"{100 * value:.{digits}f}\u202f%"
+    return DASH if value is None else f"{100 * value:.{digits}f}\u202f%"
 
 
 def spread(found: Any, digits: int = 4, sign: str = "") -> str:
-    """A value with its interval: 0.8123 [0.80, 0.82]; takes {"value", "low", "high"} or a triple."""
+    """A value with its interval: 0.8123 [0.80, 0.82]; takes value, low and high as dict or list."""
     if not found:
-        return "–"
-    value, low, high = found.values() if isinstance(found, dict) else found
+        return DASH
+    value, low, high = triple(found) if isinstance(found, dict) else found
     if value is None:
-        return "–"
+        return DASH
     if low is None or high is None:
         return f"{value:{sign}.{digits}f}"
     return f"{value:{sign}.{digits}f} [{low:{sign}.{digits}f}, {high:{sign}.{digits}f}]"

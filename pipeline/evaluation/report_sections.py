@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from pipeline.evaluation import figures, records
+from pipeline.evaluation.intervals import triple
 from pipeline.evaluation.lineage import earlier_runs, read_json
 from pipeline.run.config import to_dict
 from pipeline.run.errors import ConfigError, DataError
@@ -41,23 +43,20 @@ def quality(run: Run) -> Section | None:
     measured = read_json(run, "evaluate", "metrics.json")
     if not measured:
         return None
-    parts = {"all": measured["overall"], **measured["surfaces"]}
     rows = [
         {"surface": surface, "objective": objective, "cell": cell}
-        for surface, cells in parts.items()
-        for objective, cell in cells.items()
+        for surface, objective, cell in records.cells_of(run, measured)
     ]
     plots = [
         figures.calibration_figure(
             {m: cell[m]["curve"] for m in ("challenger", "champion") if m in cell},
             f"{surface} / {objective}",
         )
-        for surface, cells in parts.items()
-        for objective, cell in cells.items()
+        for surface, objective, cell in records.cells_of(run, measured)
         if cell["positives"] >= run.config.evaluation.min_positives
     ]
     title = "NE with 95% intervals over users"
-    spread = figures.spread_figure(records.ne_rows(measured), title, "NE", reference=1.0)
+    spread = figures.spread_figure(records.ne_rows(run, measured), title, "NE", reference=1.0)
     return {
         "rows": rows,
         "has_champion": any("champion" in r["cell"] for r in rows),
@@ -76,7 +75,7 @@ def slices(run: Run) -> Section | None:
     rows = [
         {"slice": name, "part": part, "cell": cells[objective]}
         for name, parts in (measured or {}).get("slices", {}).items()
-        for part, cells in parts.items()
+        for part, cells in sorted(parts.items(), key=_natural)
         if objective in cells
     ]
     return {"objective": objective, "rows": rows} if rows else None
@@ -90,15 +89,17 @@ def decision(run: Run) -> Section | None:
 
 def training(run: Run) -> Section | None:
     """The loss curve and the last figures of the training log."""
-    curve = records.training_curve(run)
-    if not curve:
+    last = records.last_figures(run)
+    if not last:
         return None
-    last: dict[str, float] = {}
-    for line in records.training_lines(run):
-        last |= {k: v for k, v in line.items() if isinstance(v, (int, float)) and k != "step"}
-    manifest = read_manifest(run.output("pretrain"), missing_ok=True)
-    plot = figures.curve_figure(curve, "Training loss", ("step", "loss"))
-    return {"plot": _inline(plot), "last": last, "rows": manifest.rows if manifest else None}
+    titles = {"loss": "Training loss", "ne": "Training NE"}
+    curves = {name: records.training_curve(run, name) for name in titles}
+    plots = [
+        _inline(figures.curve_figure(lines, titles[name], ("step", name)))
+        for name, lines in curves.items()
+        if lines
+    ]
+    return {"plots": plots, "last": last}
 
 
 def contracts(run: Run) -> Section | None:
@@ -168,7 +169,7 @@ def solaris(run: Run) -> Section | None:
 
 def timings(run: Run) -> Section | None:
     """Seconds and rows of every finished stage, from its manifest, slowest first."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for path in sorted(run.folder.glob(f"*/{MANIFEST}")) + sorted(
         run.folder.glob(f"*/*/{MANIFEST}")
     ):
@@ -214,7 +215,7 @@ def history(run: Run) -> Section | None:
     if len(rows) < 2:
         return None
     series = {
-        model: [list(r["cell"][model]["ne"].values()) if model in r["cell"] else None for r in rows]
+        model: [triple(r["cell"][model]["ne"]) if model in r["cell"] else None for r in rows]
         for model in ("challenger", "champion")
     }
     days = [r["day"] for r in rows]
@@ -230,6 +231,12 @@ def _marked(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         marked.append(row | {"first": key != before})
         before = key
     return marked
+
+
+def _natural(part: tuple[str, Any]) -> tuple[int, str]:
+    """Sorts "0", "1-4", "5-16", "17+" by their first number."""
+    digits = re.match(r"\d+", part[0])
+    return int(digits.group()) if digits else 0, part[0]
 
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, str]:

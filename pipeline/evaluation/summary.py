@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from pipeline.evaluation import metrics
-from pipeline.evaluation.intervals import Draws, interval, number, resample
+from pipeline.evaluation.intervals import Draws, interval, number, resample, triple
 from pipeline.evaluation.metrics import Floats, ratio
 from pipeline.evaluation.truth import TRUE_PREFIX
 from pipeline.run.window import HOUR_US
@@ -55,7 +55,7 @@ def _flat(surface: str, objective: str, found: Cell) -> Cell:
     """One line per surface and objective, intervals as [value, low, high]: for tables."""
     challenger = found["challenger"]
     row: Cell = {"surface": surface, "objective": objective}
-    row |= {name: list(challenger[name].values()) for name in ("ne", "auc", "calibration")}
+    row |= {name: triple(challenger[name]) for name in ("ne", "auc", "calibration")}
     if "champion" in found:
         row["champion_ne"] = found["champion"]["ne"]["value"]
     if "truth" in found:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from pipeline.evaluation.intervals import Draws, Interval, interval, resample
+from pipeline.evaluation.intervals import Draws, Interval, interval, resample, triple
 from pipeline.evaluation.metrics import Floats, ratio
 
 BASE, FM = "none", "fm"
@@ -112,4 +112,4 @@ def _figures(arm: str, averaged: Mapping[str, ArmDraws], *, with_auc: bool) -> d
 
 
 def _triple(found: Interval) -> list[float | None]:
-    return list(found.to_json().values())
+    return triple(found.to_json())

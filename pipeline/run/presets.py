@@ -25,6 +25,7 @@ from model.config import (
     SparseFeature,
 )
 from pipeline.run.config import (
+    EvaluationConfig,
     MixConfig,
     PlantedConfig,
     RunConfig,
@@ -68,6 +69,7 @@ def preset(day: str, size: str, source: str = "planted") -> RunConfig:
         mix=spec.mix,
         model=_model(size),
         train=_train(size),
+        evaluation=EvaluationConfig(min_positives=20 if size == "smoke" else 50),
         solaris=SolarisConfig(num_shards=1 if size == "smoke" else 2),
     )
 
