@@ -11,6 +11,7 @@ import datetime as dt
 import json
 import logging
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -114,11 +115,13 @@ def check_disk(size: str) -> None:
 
 
 def _run_day(folder: Path, arguments: argparse.Namespace) -> int:
-    print(f"run {folder}")
+    print(f"run {folder}", flush=True)
+    # a polite kill must stop the servers too, so it leaves by way of `finally`
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     began = servers.up()
     try:
         api = servers.api()
-        print(servers.describe())
+        print(servers.describe(), flush=True)
         body = {
             "logical_date": None,
             "partition_key": arguments.day,
