@@ -22,7 +22,14 @@ from pipeline.loopfm.scoring import score
 from pipeline.loopfm.sequence import Int64s
 from pipeline.mixing.canonical import bucket_file, partitions
 from pipeline.mixing.loader import Loader
-from pipeline.run.manifest import Manifest, Outcome, produce, read_manifest, write_json
+from pipeline.run.manifest import (
+    Manifest,
+    Outcome,
+    fingerprint_of,
+    produce,
+    read_manifest,
+    write_json,
+)
 from pipeline.run.paths import Run
 from pipeline.run.window import DAY_US, day_begin_us, day_of_us, days_between, window_of
 
@@ -47,14 +54,16 @@ def represent(run: Run, unit: str) -> Manifest:
     snapshot = epoch.fingerprint()
     window = window_of(run.config)
     source = cache(lambda: _source(run, epoch))
-    for day in days_between(window.students_begin, window.day_end):
-        _represent_day(run, epoch, snapshot, day, source)
+    days = days_between(window.students_begin, window.day_end)
+    for day, data in _data_prints(run, days).items():
+        inputs = {"snapshot": snapshot, "data": data}
+        _represent_day(run, epoch, day, inputs, source)
     oldest = window.day_end - run.config.window.retention_days * DAY_US
     return _write_index(run, epoch, days_between(max(oldest, epoch.fm_cut_us), window.day_end))
 
 
 def _represent_day(
-    run: Run, epoch: Epoch, snapshot: str, day: str, source: Callable[[], _Source]
+    run: Run, epoch: Epoch, day: str, inputs: dict[str, str], source: Callable[[], _Source]
 ) -> Manifest:
     names = [o.name for o in run.config.objectives]
 
@@ -69,22 +78,30 @@ def _represent_day(
         day_folder(run, epoch.id, day),
         stage="represent",
         unit=day,
-        inputs={"snapshot": snapshot, **_data_inputs(run, day)},
+        inputs=inputs,
         settings=(run.config.transfer.quantization, names, run.config.window.num_buckets),
         build=build,
     )
 
 
-def _data_inputs(run: Run, day: str) -> dict[str, str]:
-    """What a day's histories are made of: the events of the retention span that ends with it."""
-    last_us = day_begin_us(day)
-    span = range(run.config.window.retention_days, -1, -1)
-    days = [day_of_us(last_us - back * DAY_US) for back in span]
+def _data_prints(run: Run, days: tuple[str, ...]) -> dict[str, str]:
+    """Per day one fingerprint of what its histories are made of: the events of the retention
+    span that ends with it.
+    """
+    keep_us = run.config.window.retention_days * DAY_US
+    span = days_between(day_begin_us(days[0]) - keep_us, day_begin_us(days[-1]) + DAY_US)
     sources = {"impressions", *(event.source for event in run.config.features.events)}
-    return {
-        str(part.folder.relative_to(run.lake())): part.manifest.fingerprint
+    prints = {
+        (part.day, str(part.folder.relative_to(run.lake()))): part.manifest.fingerprint
         for table in sorted(sources)
-        for part in partitions(run, table, days)
+        for part in partitions(run, table, span)
+    }
+    oldest = {day: day_of_us(day_begin_us(day) - keep_us) for day in days}
+    return {
+        day: fingerprint_of(
+            {folder: p for (of, folder), p in prints.items() if oldest[day] <= of <= day}
+        )
+        for day in days
     }
 
 
