@@ -20,7 +20,7 @@ from pipeline.run.paths import open_run
 from pipeline.run.presets import preset
 from pipeline.run.resolve import resolve
 from pipeline.run.runs import CHAIN, units_of
-from pipeline.run.summary import rows_of, summary
+from pipeline.run.summary import summary
 from pipeline.run.watch import stage_lines
 
 DAY = "2026-11-29"
@@ -126,23 +126,24 @@ def test_the_trigger_form_fits_the_dag() -> None:
 def test_the_summary_takes_what_is_there(own_home: Path) -> None:
     run = open_run(finished_run(own_home))
     assert "all stages" in summary(run, {})
-    rows = [{"surface": "feed", "objective": "click", "ne": 0.91234, "auc": [0.6, 0.7]}]
+    rows = [{"surface": "feed", "objective": "click", "ne": [0.91234, 0.9, 0.95], "rows": 3}]
     (run.output("evaluate") / "metrics.json").write_text(json.dumps({"rows": rows}))
-    (run.output("replay") / "coverage.json").write_text(json.dumps({"coverage": 0.5}))
+    students = [{"surface": "feed", "objective": "click", "arm": "kd", "gain": None, "tr": None}]
+    (run.output("evaluate_students") / "table.json").write_text(json.dumps({"rows": students}))
+    asked = {"covered": 0.5, "exact": 0.3, "user": 0.2, "none": 0.5, "count": 10}
+    (run.output("replay") / "coverage.json").write_text(json.dumps({"asked": asked}))
     (run.output("promote") / "decision.json").write_text(
-        json.dumps({"decision": "kept", "reasons": ["worse by 2%"]})
+        json.dumps({"decision": "kept", "reasons": ["better_than_champion: worse by 2%"]})
     )
     text = summary(run, {"foundation_daily.mix": 2.0})
-    for part in ("kept (worse by 2%)", "0.9123", "[0.6000, 0.7000]", "coverage 0.5000", "mix 2.0"):
+    for part in (
+        "promotion: kept\n  better_than_champion: worse by 2%",
+        "0.9123 [0.9000, 0.9500]",
+        "kd   -     -",
+        "coverage: 50.0% of 10 asked pairs (exact 30.0%, user 20.0%, none 50.0%)",
+        "mix 2.0",
+    ):
         assert part in text
-
-
-@pytest.mark.parametrize(
-    "value",
-    [[{"a": 1}], {"rows": [{"a": 1}]}, {"n": 3, "table": [{"a": 1}]}, {"x": {"rows": [{"a": 1}]}}],
-)
-def test_rows_are_found_wherever_they_are(value: object) -> None:
-    assert rows_of(value) == [{"a": 1}]
 
 
 def test_a_failing_task_shows_the_lines_of_its_stage() -> None:
