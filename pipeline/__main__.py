@@ -60,8 +60,10 @@ def main(argv: list[str]) -> int:
     # read when OpenMP loads: waiting threads that spin stall each other on busy cores
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr
+        level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr
     )
+    for ours in ("pipeline", "model", "data_contracts", "kernels"):
+        logging.getLogger(ours).setLevel(logging.INFO)
     # where set-up built DeepSpeed's op; elsewhere the first training would compile it again
     os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
     try:

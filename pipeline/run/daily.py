@@ -17,7 +17,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from pipeline.run import servers
 from pipeline.run.config import RunConfig
@@ -29,6 +28,7 @@ from pipeline.run.paths import Run, home, landing_folder, open_run, run_folder
 from pipeline.run.resolve import config_of, request_parser, resolve
 from pipeline.run.runs import unfinished
 from pipeline.run.summary import summary
+from pipeline.run.trigger import abandon_lost, trigger, trigger_form
 from pipeline.run.watch import Failure, Watcher
 
 log = logging.getLogger(__name__)
@@ -122,14 +122,11 @@ def _run_day(folder: Path, arguments: argparse.Namespace) -> int:
     try:
         api = servers.api()
         print(servers.describe(), flush=True)
-        body = {
-            "logical_date": None,
-            "partition_key": arguments.day,
-            "conf": trigger_form(arguments),
-        }
-        dag_run = api.post("/dags/foundation_daily/dagRuns", body)
+        if "scheduler" in began:
+            abandon_lost(api)
+        dag_run_id = trigger(api, trigger_form(arguments))
         with _display() as (show, status):
-            outcome = Watcher(api, folder, show, status).follow(dag_run["dag_run_id"])
+            outcome = Watcher(api, folder, show, status).follow(dag_run_id)
     finally:
         if began:
             servers.down(began)
@@ -139,19 +136,6 @@ def _run_day(folder: Path, arguments: argparse.Namespace) -> int:
         print(_failed(outcome.failures), file=sys.stderr)
         return EXIT_FAILED
     return EXIT_OK
-
-
-def trigger_form(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The arguments as the trigger form of foundation_daily."""
-    return {
-        "day": arguments.day,
-        "size": arguments.size,
-        "source": arguments.source,
-        "surfaces": [s.strip() for s in arguments.surfaces.split(",") if s.strip()],
-        "warm_start": not arguments.no_warm_start,
-        "promote": arguments.promote,
-        "overrides": json.loads(arguments.overrides or "{}"),
-    }
 
 
 @contextmanager

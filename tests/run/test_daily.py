@@ -20,7 +20,8 @@ from pipeline.run.paths import open_run
 from pipeline.run.presets import preset
 from pipeline.run.resolve import resolve
 from pipeline.run.runs import CHAIN, units_of
-from pipeline.run.summary import rows_of, summary
+from pipeline.run.summary import summary
+from pipeline.run.trigger import abandon_lost, trigger, trigger_form
 from pipeline.run.watch import stage_lines
 
 DAY = "2026-11-29"
@@ -107,7 +108,7 @@ def test_two_dailies_do_not_mix(own_home: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_the_trigger_form_fits_the_dag() -> None:
-    form = daily.trigger_form(
+    form = trigger_form(
         argparse.Namespace(
             day=DAY,
             size="small",
@@ -126,23 +127,24 @@ def test_the_trigger_form_fits_the_dag() -> None:
 def test_the_summary_takes_what_is_there(own_home: Path) -> None:
     run = open_run(finished_run(own_home))
     assert "all stages" in summary(run, {})
-    rows = [{"surface": "feed", "objective": "click", "ne": 0.91234, "auc": [0.6, 0.7]}]
+    rows = [{"surface": "feed", "objective": "click", "ne": [0.91234, 0.9, 0.95], "rows": 3}]
     (run.output("evaluate") / "metrics.json").write_text(json.dumps({"rows": rows}))
-    (run.output("replay") / "coverage.json").write_text(json.dumps({"coverage": 0.5}))
+    students = [{"surface": "feed", "objective": "click", "arm": "kd", "gain": None, "tr": None}]
+    (run.output("evaluate_students") / "table.json").write_text(json.dumps({"rows": students}))
+    asked = {"covered": 0.5, "exact": 0.3, "user": 0.2, "none": 0.5, "count": 10}
+    (run.output("replay") / "coverage.json").write_text(json.dumps({"asked": asked}))
     (run.output("promote") / "decision.json").write_text(
-        json.dumps({"decision": "kept", "reasons": ["worse by 2%"]})
+        json.dumps({"decision": "kept", "reasons": ["better_than_champion: worse by 2%"]})
     )
     text = summary(run, {"foundation_daily.mix": 2.0})
-    for part in ("kept (worse by 2%)", "0.9123", "[0.6000, 0.7000]", "coverage 0.5000", "mix 2.0"):
+    for part in (
+        "promotion: kept\n  better_than_champion: worse by 2%",
+        "0.9123 [0.9000, 0.9500]",
+        "kd   -     -",
+        "coverage: 50.0% of 10 asked pairs (exact 30.0%, user 20.0%, none 50.0%)",
+        "mix 2.0",
+    ):
         assert part in text
-
-
-@pytest.mark.parametrize(
-    "value",
-    [[{"a": 1}], {"rows": [{"a": 1}]}, {"n": 3, "table": [{"a": 1}]}, {"x": {"rows": [{"a": 1}]}}],
-)
-def test_rows_are_found_wherever_they_are(value: object) -> None:
-    assert rows_of(value) == [{"a": 1}]
 
 
 def test_a_failing_task_shows_the_lines_of_its_stage() -> None:
@@ -153,3 +155,56 @@ def test_a_failing_task_shows_the_lines_of_its_stage() -> None:
         "plain",
     ]
     assert stage_lines(content) == ("DataError: no rows", "land ended")
+
+
+class RecordedApi:
+    """Airflow's answers, written down, and what it was asked to change."""
+
+    def __init__(self, runs: list[dict[str, object]]) -> None:
+        self.runs, self.changes = runs, list[tuple[str, object]]()
+
+    def get_patiently(self, path: str, **query: object) -> dict[str, object]:
+        mine = path.split("/")[2]
+        return {"dag_runs": [r for r in self.runs if r["dag_id"] == mine]}
+
+    def post(self, path: str, body: object) -> dict[str, object]:
+        self.changes.append((path, body))
+        return {"dag_run_id": "new"}
+
+    def patch(self, path: str, body: object) -> dict[str, object]:
+        self.changes.append((path, body))
+        return {}
+
+
+def dag_run(name: str, kind: str, conf: object = None, dag: str = "foundation_daily") -> dict:
+    return {"dag_id": dag, "dag_run_id": name, "run_type": kind, "conf": conf, "state": "running"}
+
+
+def test_a_run_under_way_is_followed_not_started_again() -> None:
+    form = {"day": DAY, "size": "smoke"}
+    api = RecordedApi([dag_run("other", "manual", {"day": DAY}), dag_run("same", "manual", form)])
+    assert trigger(api, form) == "same"  # type: ignore[arg-type]
+    assert api.changes == []
+
+
+def test_a_new_run_carries_the_day_as_its_partition() -> None:
+    api = RecordedApi([])
+    assert trigger(api, {"day": DAY}) == "new"  # type: ignore[arg-type]
+    body = {"logical_date": None, "partition_key": DAY, "conf": {"day": DAY}}
+    assert api.changes == [("/dags/foundation_daily/dagRuns", body)]
+
+
+def test_lost_runs_are_given_up_but_not_the_schedules_own() -> None:
+    api = RecordedApi(
+        [
+            dag_run("a b", "manual"),
+            dag_run("c", "scheduled"),
+            dag_run("d", "backfill"),
+            dag_run("e", "asset_triggered", dag="students_daily"),
+        ]
+    )
+    abandon_lost(api)  # type: ignore[arg-type]
+    assert [path for path, _ in api.changes] == [
+        "/dags/foundation_daily/dagRuns/a%20b",
+        "/dags/students_daily/dagRuns/e",
+    ]
