@@ -204,7 +204,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
-    for _ in range(600):
+    for _ in range(1_500):
         if process.poll() is not None:
             pytest.fail(f"mlflow server ended with {process.returncode}")
         try:
