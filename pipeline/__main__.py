@@ -1,7 +1,7 @@
 """`python -m pipeline <stage> --run DIR [--unit U]`: the table of stages, and what runs them.
 
 Airflow runs these very commands; so do you. Other commands: resolve (makes a run folder),
-fetch, doctor, daily, lookup, track. Exit codes: 0 done, 64 usage, 65 bad data or config
+fetch, doctor, daily, servers, lookup. Exit codes: 0 done, 64 usage, 65 bad data or config
 (no retry can help), 75 temporary trouble (retry), 1 anything else.
 """
 
@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from pipeline.run.errors import EXIT_FAILED, EXIT_OK, exit_code
@@ -59,8 +60,12 @@ def main(argv: list[str]) -> int:
     # read when OpenMP loads: waiting threads that spin stall each other on busy cores
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr
+        level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr
     )
+    for ours in ("pipeline", "model", "data_contracts", "kernels"):
+        logging.getLogger(ours).setLevel(logging.INFO)
+    # where set-up built DeepSpeed's op; elsewhere the first training would compile it again
+    os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
     try:
         if argv and argv[0] in COMMANDS:
             return _load(*COMMANDS[argv[0]])(argv[1:])
@@ -68,7 +73,8 @@ def main(argv: list[str]) -> int:
         module, function, unit = STAGES[arguments.stage]
         if unit and not arguments.unit:
             _parser().error(f"{arguments.stage} needs --unit ({unit})")
-        _load(module, function)(open_run(arguments.run), arguments.unit)
+        run = open_run(arguments.run)
+        _load(module, function)(run, arguments.unit)
     except Exception as error:  # the one place that turns errors into exit codes
         code = exit_code(error)
         if code == EXIT_FAILED:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -10,7 +11,8 @@ from typing import Any
 
 from pipeline.run.errors import ConfigError, RetryError
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
+PATIENCE_S = 300.0  # of reads: a machine at full load answers late, and is not gone
 
 
 class AirflowApi:
@@ -26,10 +28,25 @@ class AirflowApi:
         """State of each component; `RetryError` while the server does not answer."""
         return self._call("GET", "/api/v2/monitor/health", None)
 
+    def execution_health(self) -> dict[str, Any]:
+        """State of the API that tasks talk to; its first call builds it, which takes seconds."""
+        return self._call("GET", "/execution/health", None)
+
     def get(self, path: str, **query: object) -> dict[str, Any]:
         """GET /api/v2<path>."""
         text = urllib.parse.urlencode(query, doseq=True)
         return self._authorized("GET", f"/api/v2{path}" + (f"?{text}" if text else ""), None)
+
+    def get_patiently(self, path: str, **query: object) -> dict[str, Any]:
+        """`get` that repeats while the server does not answer, for some minutes."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return self.get(path, **query)
+            except RetryError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(2.0)
 
     def post(self, path: str, body: object) -> dict[str, Any]:
         """POST /api/v2<path>."""

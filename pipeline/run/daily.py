@@ -11,12 +11,12 @@ import datetime as dt
 import json
 import logging
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from pipeline.run import servers
 from pipeline.run.config import RunConfig
@@ -28,6 +28,7 @@ from pipeline.run.paths import Run, home, landing_folder, open_run, run_folder
 from pipeline.run.resolve import config_of, request_parser, resolve
 from pipeline.run.runs import unfinished
 from pipeline.run.summary import summary
+from pipeline.run.trigger import abandon_lost, trigger, trigger_form
 from pipeline.run.watch import Failure, Watcher
 
 log = logging.getLogger(__name__)
@@ -114,19 +115,18 @@ def check_disk(size: str) -> None:
 
 
 def _run_day(folder: Path, arguments: argparse.Namespace) -> int:
-    print(f"run {folder}")
+    print(f"run {folder}", flush=True)
+    # a polite kill must stop the servers too, so it leaves by way of `finally`
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     began = servers.up()
     try:
         api = servers.api()
-        print(servers.describe())
-        body = {
-            "logical_date": None,
-            "partition_key": arguments.day,
-            "conf": trigger_form(arguments),
-        }
-        dag_run = api.post("/dags/foundation_daily/dagRuns", body)
+        print(servers.describe(), flush=True)
+        if "scheduler" in began:
+            abandon_lost(api)
+        dag_run_id = trigger(api, trigger_form(arguments))
         with _display() as (show, status):
-            outcome = Watcher(api, folder, show, status).follow(dag_run["dag_run_id"])
+            outcome = Watcher(api, folder, show, status).follow(dag_run_id)
     finally:
         if began:
             servers.down(began)
@@ -136,19 +136,6 @@ def _run_day(folder: Path, arguments: argparse.Namespace) -> int:
         print(_failed(outcome.failures), file=sys.stderr)
         return EXIT_FAILED
     return EXIT_OK
-
-
-def trigger_form(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The arguments as the trigger form of foundation_daily."""
-    return {
-        "day": arguments.day,
-        "size": arguments.size,
-        "source": arguments.source,
-        "surfaces": [s.strip() for s in arguments.surfaces.split(",") if s.strip()],
-        "warm_start": not arguments.no_warm_start,
-        "promote": arguments.promote,
-        "overrides": json.loads(arguments.overrides or "{}"),
-    }
 
 
 @contextmanager

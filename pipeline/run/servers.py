@@ -19,6 +19,7 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from pipeline.run import processes
 from pipeline.run.airflow_api import AirflowApi
@@ -142,6 +143,11 @@ def describe() -> str:
     )
 
 
+def pools() -> dict[str, dict[str, Any]]:
+    """The pools that Airflow gets: name -> slots, description, include_deferred."""
+    return json.loads((REPOSITORY / "deploy" / "pools.json").read_text())
+
+
 def _start(missing: Sequence[str], state: State, *, was_scheduled: bool) -> None:
     secret = credentials()
     environment = server_environment(state.ports, secret, schedule=state.schedule)
@@ -154,7 +160,7 @@ def _start(missing: Sequence[str], state: State, *, was_scheduled: bool) -> None
     early = ["api-server", "dag-processor"]
     first = early if was_scheduled and not state.schedule else [*early, "scheduler"]
     _launch(first, missing, state, environment)
-    _wait("api-server", lambda: bool(client.health()))
+    _wait("api-server", lambda: bool(client.health() and client.execution_health()))
     _make_pools(client)
     _wait("dag-processor", lambda: _dags_read(client, began if "dag-processor" in missing else 0))
     _launch(["scheduler"], missing, state, environment)
@@ -239,9 +245,8 @@ def _migrate(environment: dict[str, str]) -> None:
 
 def _make_pools(client: AirflowApi) -> None:
     """Create the pools of deploy/pools.json; pools that exist keep the slots they were given."""
-    wanted = json.loads((REPOSITORY / "deploy" / "pools.json").read_text())
     known = {pool["name"] for pool in client.get("/pools", limit=100)["pools"]}
-    for name, pool in wanted.items():
+    for name, pool in pools().items():
         if name not in known:
             client.post("/pools", {"name": name, **pool})
 

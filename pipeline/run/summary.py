@@ -31,46 +31,31 @@ def _decision(run: Run) -> str:
     found = _read(run, "promote", "decision.json")
     if not found:
         return ""
-    reasons = found.get("reasons") or found.get("reason") or []
-    text = reasons if isinstance(reasons, str) else "; ".join(str(r) for r in reasons)
-    return f"promotion: {found.get('decision', '?')}" + (f" ({text})" if text else "")
+    return "\n  ".join([f"promotion: {found['decision']}", *found.get("reasons", [])])
 
 
 def _quality(run: Run) -> list[dict[str, Any]]:
-    found = _read(run, "evaluate", "metrics.json")
-    wanted = ("surface", "objective", "ne", "champion_ne", "auc", "calibration", "rows")
-    return [{k: row[k] for k in wanted if k in row} for row in rows_of(found)]
+    wanted = ("surface", "objective", "ne", "champion_ne", "auc", "calibration", "closed")
+    return _rows(_read(run, "evaluate", "metrics.json"), wanted)
 
 
 def _transfer(run: Run) -> list[dict[str, Any]]:
-    found = _read(run, "evaluate_students", "table.json")
-    wanted = ("surface", "objective", "arm", "ne", "auc", "calibration", "tr")
-    return [{k: row[k] for k in wanted if k in row} for row in rows_of(found)]
+    wanted = ("surface", "objective", "arm", "ne", "gain", "tr")
+    return _rows(_read(run, "evaluate_students", "table.json"), wanted)
 
 
-def rows_of(value: Any) -> list[dict[str, Any]]:
-    """The list of rows in a JSON file: the file itself, or the first list of objects in it."""
-    for found in _lists(value):
-        if found and all(isinstance(row, dict) for row in found):
-            return found
-    return []
-
-
-def _lists(value: Any) -> Iterator[list[Any]]:
-    if isinstance(value, list):
-        yield value
-    elif isinstance(value, dict):
-        for key in ("rows", *value):
-            if isinstance(value.get(key), (list, dict)):
-                yield from _lists(value[key])
+def _rows(found: Any, wanted: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The wanted columns of a file's `rows`, as far as they are there."""
+    rows = found.get("rows", []) if isinstance(found, dict) else []
+    return [{name: row[name] for name in wanted if name in row} for row in rows]
 
 
 def _coverage(run: Run) -> str:
-    found = _read(run, "replay", "coverage.json")
-    if not isinstance(found, dict):
+    asked = (_read(run, "replay", "coverage.json") or {}).get("asked")
+    if not asked:
         return ""
-    plain = {k: v for k, v in found.items() if isinstance(v, (int, float))}
-    return "coverage: " + ", ".join(f"{k} {_text(v)}" for k, v in plain.items()) if plain else ""
+    parts = ", ".join(f"{n} {asked[n]:.1%}" for n in ("exact", "user", "none") if n in asked)
+    return f"coverage: {asked['covered']:.1%} of {asked['count']} asked pairs ({parts})"
 
 
 def _timings(run: Run, seconds: Mapping[str, float]) -> str:
@@ -103,8 +88,8 @@ def _table(title: str, rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, (list, tuple)):  # an interval
-        return "[" + ", ".join(_text(v) for v in value) + "]"
+    if isinstance(value, (list, tuple)) and len(value) == 3:  # value, low, high
+        return f"{_text(value[0])} [{_text(value[1])}, {_text(value[2])}]"
     if value is None:
         return "-"
     return f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -90,12 +90,12 @@ class Watcher:
             time.sleep(POLL_S)
 
     def _dag_run(self, dag: str) -> dict[str, Any]:
-        return self._api.get(f"/dags/{dag}/dagRuns/{quoted(self._dag_runs[dag])}")
+        return self._api.get_patiently(f"/dags/{dag}/dagRuns/{quoted(self._dag_runs[dag])}")
 
     def _find(self, dag: str, since: str) -> None:
         """Look for the run of a downstream DAG that our own asset events started."""
         query = {"run_after_gte": since, "order_by": "-run_after", "limit": 20}
-        for run in self._api.get(f"/dags/{dag}/dagRuns", **query)["dag_runs"]:
+        for run in self._api.get_patiently(f"/dags/{dag}/dagRuns", **query)["dag_runs"]:
             path = f"/dags/{dag}/dagRuns/{quoted(run['dag_run_id'])}/upstreamAssetEvents"
             if run["partition_key"] != self._day:
                 continue
@@ -109,7 +109,7 @@ class Watcher:
 
     def _look(self, dag: str) -> None:
         path = f"/dags/{dag}/dagRuns/{quoted(self._dag_runs[dag])}/taskInstances"
-        found = self._api.get(path, limit=100, order_by="start_date")["task_instances"]
+        found = self._api.get_patiently(path, limit=100, order_by="start_date")["task_instances"]
         for task in found:
             key = (dag, task["task_id"], task["map_index"])
             self._tasks[key] = task
