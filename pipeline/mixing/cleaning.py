@@ -81,8 +81,7 @@ def clean(rules: Rules, frame: pl.DataFrame, day: str, surface: str | None = Non
     """
     frame, defaulted = _with_defaults(rules, frame, day)
     if surface is not None:
-        takes_part = _on(frame, surface) | casting.to_id(frame["impression_id"]).is_duplicated()
-        frame = frame.filter(takes_part)
+        frame = frame.filter(_on(frame, surface) | _repeated(frame["impression_id"]))
     columns, problems = _cast(rules, frame, day)
     bad = _any([mask for mask, _ in problems], len(frame))
     doubles = np.zeros(len(frame), dtype=bool)
@@ -121,7 +120,7 @@ def _with_defaults(
     rules: Rules, frame: pl.DataFrame, day: str
 ) -> tuple[pl.DataFrame, tuple[str, ...]]:
     if not len(frame):
-        return pl.DataFrame(pl.from_arrow(rules.schema.empty_table())), ()
+        return pl.DataFrame(schema=dict.fromkeys(rules.schema.names, pl.Null)), ()
     missing = [n for n in rules.schema.names if n not in frame.columns]
     hopeless = [n for n in missing if n not in rules.defaults]
     if hopeless:
@@ -141,8 +140,8 @@ def _cast(
         raw = frame[wanted.name]
         values, rule = _cast_one(rules, wanted, raw)
         columns.append(values.alias(wanted.name))
-        failed = values.is_null()
-        if failed.any():
+        if values.null_count():
+            failed = values.is_null()
             absent = raw.is_null()
             if not wanted.nullable and absent.any():
                 problems.append((absent.to_numpy(), f"{wanted.name} is null"))
@@ -165,7 +164,8 @@ def _cast_one(rules: Rules, wanted: pa.Field, raw: pl.Series) -> tuple[pl.Series
         rule = f"is not one of {', '.join(allowed)}" if allowed else "is no text or too long"
         return casting.to_text(raw, allowed), rule
     if pa.types.is_floating(kind):
-        return casting.to_number(raw, casting.polars_type(kind)), "is not a finite number"
+        wide = pl.Float64() if pa.types.is_float64(kind) else pl.Float32()
+        return casting.to_number(raw, wide), "is not a finite number"
     if pa.types.is_int8(kind):
         return casting.to_range(raw, 0, 1, pl.Int8()), "is not 0 or 1"
     if pa.types.is_int16(kind):
@@ -177,18 +177,26 @@ def _cast_one(rules: Rules, wanted: pa.Field, raw: pl.Series) -> tuple[pl.Series
 
 def _outside(times: pl.Series, day: str) -> np.ndarray:
     begin = day_begin_us(day)
-    stamps = times.dt.epoch("us")
-    return ((stamps < begin) | (stamps >= begin + DAY_US)).fill_null(False).to_numpy()
+    stamps = times.to_physical().fill_null(begin).to_numpy()
+    return (stamps < begin) | (stamps >= begin + DAY_US)
 
 
 def _on(frame: pl.DataFrame, surface: str) -> pl.Series:
     return casting.to_text(frame["surface"], (surface,)).is_not_null()
 
 
+def _repeated(raw: pl.Series) -> pl.Series:
+    ids = casting.to_id(raw)
+    if ids.n_unique() == len(ids):
+        return pl.repeat(False, len(ids), eager=True)
+    return ids.is_duplicated()
+
+
 def _later_copies(ids: pl.Series, valid: np.ndarray) -> np.ndarray:
     copies = np.zeros(len(ids), dtype=bool)
-    places = np.flatnonzero(valid)
-    copies[places] = ~ids.filter(pl.Series(valid)).is_first_distinct().to_numpy()
+    if ids.n_unique() < len(ids):
+        kept = ids.filter(pl.Series(valid))
+        copies[np.flatnonzero(valid)] = ~kept.is_first_distinct().to_numpy()
     return copies
 
 
@@ -199,6 +207,8 @@ def _any(masks: list[np.ndarray], length: int) -> np.ndarray:
 def _rejected(
     frame: pl.DataFrame, refused: np.ndarray, problems: list[tuple[np.ndarray, str]]
 ) -> pl.DataFrame:
+    if not refused.any():
+        return pl.DataFrame(schema={"reason": pl.String, "row": pl.String})
     reasons = np.full(int(refused.sum()), "", dtype=object)
     for mask, reason in reversed(problems):  # so that the first problem of a row is kept
         reasons[mask[refused]] = reason
@@ -207,6 +217,6 @@ def _rejected(
     return pl.DataFrame(
         {
             "reason": pl.Series(reasons.tolist(), dtype=pl.String),
-            "row": text.to_series() if len(rows) else pl.Series([], dtype=pl.String),
+            "row": text.to_series(),
         }
     )

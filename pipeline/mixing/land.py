@@ -45,10 +45,13 @@ def land(run: Run, unit: str = "") -> Manifest:
     if run.config.source.kind == "planted":
         index = _planted(run, days)
     else:
+        _require_impressions(run)
         hashes: dict[Path, str] = {}
         index = {day: _delivered(run, day, hashes) for day in days}
         _require_day(run, index)
-    rows = sum(int(str(f.get("rows", 0))) for tables in index.values() for f in _flat(tables))
+    rows = sum(
+        int(entry.get("rows", 0)) for tables in index.values() for entry in tables["impressions"]
+    )
     prints = {day: fingerprint_of(tables) for day, tables in index.items()}
 
     def build(folder: Path) -> Outcome:
@@ -136,23 +139,27 @@ def _name(run: Run, path: Path) -> str:
     return str(path.relative_to(run.home)) if path.is_relative_to(run.home) else str(path)
 
 
+def _require_impressions(run: Run) -> None:
+    """`DataError` unless the source maps impressions and a known set was fetched whole."""
+    name = run.config.source.name
+    if not any(m.table == "impressions" for m in run.config.source.tables):
+        raise DataError(
+            f"source {name!r} maps no impressions table; "
+            "add one to source.tables (docs/your-own-logs.md)"
+        )
+    if name in PUBLIC_SETS and not run.landing("source.json").is_file():
+        raise DataError(
+            f"source {name!r} is not (wholly) in {run.landing()}; "
+            f"get it first: python -m pipeline fetch {name}"
+        )
+
+
 def _require_day(run: Run, index: dict[str, DayFiles]) -> None:
     """`DataError` unless the run's own day has impressions; it names the nearest days."""
     day = run.config.day
-    mapping = next((m for m in run.config.source.tables if m.table == "impressions"), None)
-    if mapping is None:
-        raise DataError(
-            f"source {run.config.source.name!r} maps no impressions table; "
-            "add one to source.tables (docs/your-own-logs.md)"
-        )
-    known = run.config.source.name in PUBLIC_SETS
-    if known and not run.landing("source.json").is_file():
-        raise DataError(
-            f"source {run.config.source.name!r} is not (wholly) in {run.landing()}; "
-            f"get it first: python -m pipeline fetch {run.config.source.name}"
-        )
     if index[day]["impressions"]:
         return
+    mapping = next(m for m in run.config.source.tables if m.table == "impressions")
     near = nearest_days(days_there(run, mapping), day)
     remedy = (
         f"the nearest days that exist: {', '.join(near)}"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -33,7 +34,8 @@ from pipeline.mixing.synthetic_world import (
     stream,
 )
 from pipeline.run.config import PlantedConfig, RunConfig
-from pipeline.run.errors import ConfigError
+from pipeline.run.errors import ConfigError, require
+from pipeline.run.presets import PLANTED_SURFACES
 from pipeline.run.window import DAY_US, HOUR_US, day_begin_us
 
 ORGANIC_GAIN = 2.5
@@ -60,27 +62,32 @@ def generate_day(
 
     Returns the rows of each. `sold` keeps the conversions of the days that were played (by days
     since 1970), so that a caller who makes consecutive days plays each of them once; it never
-    changes what is written.
+    changes what is written. All planted surfaces are played; rows of `config.surfaces` are kept,
+    so a run on some of them sees the very rows that a run on all sees.
     """
     world = planted_of(config)
     number = day_begin_us(day) // DAY_US
     sold = {} if sold is None else sold
-    delivery = deliver(world, number, len(config.surfaces))
+    delivery = deliver(world, number, len(PLANTED_SURFACES))
     sold[number] = conversions(world, delivery, number)
     for earlier in range(number - LONGEST_DELAY_DAYS, number):
         if earlier not in sold:
-            played = deliver(world, earlier, len(config.surfaces))
+            played = deliver(world, earlier, len(PLANTED_SURFACES))
             sold[earlier] = conversions(world, played, earlier)
     for old in [n for n in sold if n < number - LONGEST_DELAY_DAYS]:
         del sold[old]
+    shown = impressions(delivery, number)
+    on_surface = pc.is_in(shown["surface"], pa.array(config.surfaces))
+    events = engagements(world, delivery.users, number)
     tables = {
-        "impressions": impressions(delivery, number, config.surfaces),
-        "conversions": _conversions_on(sold, number),
-        "engagements": engagements(world, delivery.users, number, config.surfaces),
-        "truth": truth(delivery, number, conversion_window_us(config)),
+        "impressions": shown.filter(on_surface),
+        "conversions": _conversions_on(sold, number, config.surfaces),
+        "engagements": events.filter(pc.is_in(events["surface"], pa.array(config.surfaces))),
+        "truth": truth(delivery, number, conversion_window_us(config)).filter(on_surface),
     }
     for name, table in tables.items():
-        pq.write_table(table, _part(landing, name, day), compression="zstd")
+        with _writer(_part(landing, name, day), table.schema) as writer:
+            writer.write_table(table)
     rows = {name: table.num_rows for name, table in tables.items()}
     return rows | {"candidates": _write_candidates(landing, delivery, day, config.surfaces)}
 
@@ -92,6 +99,14 @@ def planted_of(config: RunConfig) -> PlantedConfig:
             f"source.planted must be given, got {config.source.kind!r} source "
             f"{config.source.name!r}; use source planted to generate days"
         )
+    unknown = sorted(set(config.surfaces) - set(PLANTED_SURFACES))
+    require(
+        not unknown,
+        "surfaces",
+        f"of {list(PLANTED_SURFACES)} for planted data",
+        unknown,
+        "choose among them",
+    )
     return config.source.planted
 
 
@@ -101,7 +116,7 @@ def conversion_window_us(config: RunConfig) -> int:
     return (hours[0] if hours else 24) * HOUR_US
 
 
-def impressions(delivery: Delivery, number: int, surfaces: tuple[str, ...]) -> pa.Table:
+def impressions(delivery: Delivery, number: int) -> pa.Table:
     """Canonical impressions of a day with the planted features, in time order."""
     requests, users, ads = delivery.requests, delivery.users, delivery.ads
     request, ad = delivery.request_I, delivery.ad_I
@@ -111,7 +126,7 @@ def impressions(delivery: Delivery, number: int, surfaces: tuple[str, ...]) -> p
         "impression_id": _ids(number, len(ad)),
         "request_id": _ids(number, len(requests.ts_R))[request],
         "ts": requests.ts_R[request],
-        "surface": _names(surfaces, requests.surface_R[request]),
+        "surface": _names(PLANTED_SURFACES, requests.surface_R[request]),
         "user_id": users.id_U[user],
         "ad_id": ads.id_A[ad],
         "campaign_id": ads.campaign_A[ad],
@@ -129,7 +144,7 @@ def impressions(delivery: Delivery, number: int, surfaces: tuple[str, ...]) -> p
 
 
 def conversions(world: PlantedConfig, delivery: Delivery, number: int) -> pa.Table:
-    """All conversions of a day's impressions, whenever they happen."""
+    """All conversions of a day's impressions, whenever they happen, with their surface."""
     rows = np.flatnonzero(delivery.buy_I)
     requests = delivery.requests
     request = delivery.request_I[rows]
@@ -142,12 +157,11 @@ def conversions(world: PlantedConfig, delivery: Delivery, number: int) -> pa.Tab
         "ts": requests.ts_R[request] + delivery.delay_I[rows],
         "value": np.round(price * np.exp(VALUE_SD * noise), 2),
     }
-    return _table(CONVERSIONS, columns)
+    surface = _names(PLANTED_SURFACES, requests.surface_R[request])
+    return _table(CONVERSIONS, columns).append_column("surface", surface)
 
 
-def engagements(
-    world: PlantedConfig, users: Users, number: int, surfaces: tuple[str, ...]
-) -> pa.Table:
+def engagements(world: PlantedConfig, users: Users, number: int) -> pa.Table:
     """Organic events of a day in time order; their categories follow the shared interest."""
     rng = stream(world.seed, Draw.ORGANIC, number)
     count = rng.poisson(world.organic_per_user_day * users.activity_U.astype(np.float64))
@@ -163,15 +177,16 @@ def engagements(
     ceiling = np.cumsum(share / share.sum(axis=1, keepdims=True), axis=1)
     category = (rng.random(len(user))[:, None] >= ceiling[user, :-1]).sum(axis=1)
     item = category * ITEMS_PER_CATEGORY + (ITEMS_PER_CATEGORY * rng.random(len(user)) ** 3)
-    shares = np.resize(np.array(SURFACE_SHARES), len(surfaces))
-    edges = np.cumsum(shares / shares.sum())[:-1]
+    edges = np.cumsum(SURFACE_SHARES)[:-1]
     columns: Columns = {
         "user_id": users.id_U[user],
         "ts": number * DAY_US + ts,
         "kind": _names(("view", "like"), (rng.random(len(user)) < 0.2).astype(np.int8)),
         "item_id": 1 + item.astype(np.int64),
         "category_id": 1 + category,
-        "surface": _names(surfaces, np.searchsorted(edges, rng.random(len(user)), side="right")),
+        "surface": _names(
+            PLANTED_SURFACES, np.searchsorted(edges, rng.random(len(user)), side="right")
+        ),
     }
     return _table(ENGAGEMENTS, columns)
 
@@ -190,9 +205,10 @@ def truth(delivery: Delivery, number: int, window_us: int) -> pa.Table:
     return _table(TRUTH, columns)
 
 
-def _conversions_on(sold: dict[int, pa.Table], number: int) -> pa.Table:
+def _conversions_on(sold: dict[int, pa.Table], number: int, surfaces: tuple[str, ...]) -> pa.Table:
     """Those that happen on the day, in time order."""
     table = pa.concat_tables([sold[n] for n in sorted(sold) if n <= number])
+    table = table.filter(pc.is_in(table["surface"], pa.array(surfaces))).drop_columns("surface")
     ts = table["ts"].cast(pa.int64()).to_numpy()
     rows = np.flatnonzero((ts >= number * DAY_US) & (ts < (number + 1) * DAY_US))
     return table.take(pa.array(rows[np.argsort(ts[rows], kind="stable")]))
@@ -205,21 +221,20 @@ def _write_candidates(
     requests = delivery.requests
     number = day_begin_us(day) // DAY_US
     ids = _ids(number, len(requests.ts_R))
+    wanted = np.isin(requests.surface_R, [PLANTED_SURFACES.index(s) for s in surfaces])
     width = requests.ads_RF.shape[1]
     step = max(1, CANDIDATES_PER_WRITE // max(1, width))
     rank = np.arange(width, dtype=np.int16)
     rows = 0
-    with pq.ParquetWriter(
-        _part(landing, "candidates", day), CANDIDATES, compression="zstd"
-    ) as writer:
+    with _writer(_part(landing, "candidates", day), CANDIDATES) as writer:
         for first in range(0, len(ids), step):
             part = slice(first, first + step)
-            there = requests.ads_RF[part] >= 0
+            there = (requests.ads_RF[part] >= 0) & wanted[part, None]
             count = there.sum(axis=1)
             columns: Columns = {
                 "request_id": np.repeat(ids[part], count),
                 "ts": np.repeat(requests.ts_R[part], count),
-                "surface": _names(surfaces, np.repeat(requests.surface_R[part], count)),
+                "surface": _names(PLANTED_SURFACES, np.repeat(requests.surface_R[part], count)),
                 "user_id": np.repeat(delivery.users.id_U[requests.user_R[part]], count),
                 "ad_id": delivery.ads.id_A[requests.ads_RF[part][there]],
                 "rank": np.broadcast_to(rank, there.shape)[there],
@@ -229,6 +244,13 @@ def _write_candidates(
             writer.write_table(_table(CANDIDATES, columns))
             rows += int(count.sum())
     return rows
+
+
+def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    """Dictionaries only where few values repeat: they halve the time to write the rest."""
+    many = {"impression_id", "request_id", "ts", "user_id", "item_id"}
+    few = [f.name for f in schema if f.name not in many and not pa.types.is_floating(f.type)]
+    return pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=few or False)
 
 
 def _ids(number: int, count: int) -> NDArray[np.int64]:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,15 +10,25 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plane_world import OBJECTIVES, SURFACES, landed_run, run_plane, toy_config
+from plane_world import (
+    LAST,
+    OBJECTIVES,
+    SURFACES,
+    land_days,
+    landed_run,
+    run_plane,
+    shifted,
+    toy_config,
+    toy_run,
+)
 
 from pipeline.mixing.budget import Candidates, allocate, fill, plan_mix
 from pipeline.mixing.canonical import read_bucket, window_impressions
 from pipeline.mixing.mix import any_positive, mix, row_flops
-from pipeline.run.config import MixConfig
+from pipeline.run.config import MixConfig, Parent
 from pipeline.run.errors import ConfigError
 from pipeline.run.manifest import need_manifest
-from pipeline.run.paths import Run
+from pipeline.run.paths import REPOSITORY, Run
 from pipeline.run.window import HOUR_US, window_of
 
 
@@ -208,3 +220,28 @@ def test_a_plan_never_exceeds_its_budget(seed: int, budget: float) -> None:
     assert plan.flops_mix <= budget * plan.flops_reference * (1 + 1e-9)
     kept = plan.keeps(rows.surface, rows.positive, rows.chance)
     assert kept[rows.positive].all()
+
+
+def test_the_next_day_trains_each_label_once(tmp_path: Path) -> None:
+    first = landed_run(tmp_path, count=150)
+    run_plane(first)
+    cut = window_of(first.config).cut
+    parent = Parent(day=LAST, folder="runs/x", cut_us=cut, fingerprint="0")
+    second = toy_run(tmp_path, toy_config(shifted(LAST, 1), parent=parent))
+    land_days(second, (*window_of(first.config).days, second.config.day), 150)
+    assert window_of(second.config).days[0] > window_of(first.config).days[0]
+    run_plane(second)
+    before, after = read(first, "train"), read(second, "train")
+    assert after["label_us"].min() >= cut > before["label_us"].max()
+    # conversions of impressions that the first run saw, but whose window was open then
+    matured = after.filter(pl.col("m_conversion") & (pl.col("ts_us") < cut))
+    assert len(matured) > 0
+    scored = read(first, "holdout").filter(pl.col("m_click") & (pl.col("y_click") == 1))
+    assert set(scored["impression_id"]) <= set(after.filter("m_click")["impression_id"])
+
+
+def test_stages_of_the_plane_load_neither_torch_nor_pandas() -> None:
+    modules = ("ingest", "labels", "timeline", "mix")
+    text = "import sys; " + "; ".join(f"import pipeline.mixing.{m}" for m in modules)
+    text += "; sys.exit(any(m in sys.modules for m in ('torch', 'pandas')))"
+    assert subprocess.run([sys.executable, "-c", text], cwd=REPOSITORY).returncode == 0
