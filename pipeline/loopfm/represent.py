@@ -6,13 +6,15 @@ logits), as arXiv 2605.29280 has it. A day that is in the lake already is not co
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
+from model.batch import Batch
+from model.foundation import FoundationModel
 from model.snapshot import load_snapshot
 from pipeline.loopfm.epoch import Epoch, epoch_in_force
 from pipeline.loopfm.lake import INDEX, Representations, day_folder, write_bucket
@@ -20,7 +22,14 @@ from pipeline.loopfm.scoring import score
 from pipeline.loopfm.sequence import Int64s
 from pipeline.mixing.canonical import bucket_file, partitions
 from pipeline.mixing.loader import Loader
-from pipeline.run.manifest import Manifest, Outcome, produce, read_manifest, write_json
+from pipeline.run.manifest import (
+    Manifest,
+    Outcome,
+    fingerprint_of,
+    produce,
+    read_manifest,
+    write_json,
+)
 from pipeline.run.paths import Run
 from pipeline.run.window import DAY_US, day_begin_us, day_of_us, days_between, window_of
 
@@ -28,9 +37,11 @@ SCORE_BATCH = 2_048
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Scored:
-    rows: Representations
-    bucket_N: Int64s
+class _Source:
+    """What all days are scored with: made once, when the first missing day is met."""
+
+    loader: Loader
+    model: FoundationModel
 
 
 def represent(run: Run, unit: str) -> Manifest:
@@ -42,93 +53,95 @@ def represent(run: Run, unit: str) -> Manifest:
     epoch = epoch_in_force(run)
     snapshot = epoch.fingerprint()
     window = window_of(run.config)
-    # The first day that is missing scores all days from it on, in one pass.
-    scored = cache(lambda first_us: _score(run, epoch, first_us))
-    first_us = 0
-    for day in days_between(window.students_begin, window.day_end):
-        begin_us = day_begin_us(day)
-
-        def rows_of_day(begin_us: int = begin_us) -> _Scored:
-            nonlocal first_us
-            first_us = first_us or begin_us
-            return _of_day(scored(first_us), begin_us)
-
-        _represent_day(run, epoch, snapshot, day, rows_of_day)
+    source = cache(lambda: _source(run, epoch))
+    days = days_between(window.students_begin, window.day_end)
+    for day, data in _data_prints(run, days).items():
+        inputs = {"snapshot": snapshot, "data": data}
+        _represent_day(run, epoch, day, inputs, source)
     oldest = window.day_end - run.config.window.retention_days * DAY_US
     return _write_index(run, epoch, days_between(max(oldest, epoch.fm_cut_us), window.day_end))
 
 
 def _represent_day(
-    run: Run, epoch: Epoch, snapshot: str, day: str, rows_of_day: Callable[[], _Scored]
+    run: Run, epoch: Epoch, day: str, inputs: dict[str, str], source: Callable[[], _Source]
 ) -> Manifest:
     names = [o.name for o in run.config.objectives]
 
     def build(folder: Path) -> Outcome:
-        scored = rows_of_day()
+        rows, bucket_N = _score_day(run, source(), day)
         for bucket in range(run.config.window.num_buckets):
-            rows = scored.rows.take(scored.bucket_N == bucket)
-            write_bucket(bucket_file(folder, bucket), rows, epoch, names)
-        return Outcome(rows=len(scored.rows))
+            mine = rows.take(bucket_N == bucket)
+            write_bucket(bucket_file(folder, bucket), mine, epoch, names)
+        return Outcome(rows=len(rows))
 
     return produce(
         day_folder(run, epoch.id, day),
         stage="represent",
         unit=day,
-        inputs={"snapshot": snapshot, **_data_inputs(run, day)},
+        inputs=inputs,
         settings=(run.config.transfer.quantization, names, run.config.window.num_buckets),
         build=build,
     )
 
 
-def _data_inputs(run: Run, day: str) -> dict[str, str]:
-    """What a day's histories are made of: the events of the retention span that ends with it."""
-    last_us = day_begin_us(day)
-    span = range(run.config.window.retention_days, -1, -1)
-    days = [day_of_us(last_us - back * DAY_US) for back in span]
+def _data_prints(run: Run, days: tuple[str, ...]) -> dict[str, str]:
+    """Per day one fingerprint of what its histories are made of: the events of the retention
+    span that ends with it.
+    """
+    keep_us = run.config.window.retention_days * DAY_US
+    span = days_between(day_begin_us(days[0]) - keep_us, day_begin_us(days[-1]) + DAY_US)
     sources = {"impressions", *(event.source for event in run.config.features.events)}
-    return {
-        str(part.folder.relative_to(run.lake())): part.manifest.fingerprint
+    prints = {
+        (part.day, str(part.folder.relative_to(run.lake()))): part.manifest.fingerprint
         for table in sorted(sources)
-        for part in partitions(run, table, days)
+        for part in partitions(run, table, span)
+    }
+    oldest = {day: day_of_us(day_begin_us(day) - keep_us) for day in days}
+    return {
+        day: fingerprint_of(
+            {folder: p for (of, folder), p in prints.items() if oldest[day] <= of <= day}
+        )
+        for day in days
     }
 
 
-def _score(run: Run, epoch: Epoch, begin_us: int) -> _Scored:
-    """Codes and logits of the log's impressions from `begin_us` to the end of the day."""
-    loader = Loader(
-        run,
-        "log",
-        begin_us=begin_us,
-        end_us=window_of(run.config).day_end,
-        batch_size=SCORE_BATCH,
-        order="none",
-    )
+def _source(run: Run, epoch: Epoch) -> _Source:
+    loader = Loader(run, "log", batch_size=SCORE_BATCH, order="time")
+    return _Source(loader=loader, model=load_snapshot(epoch.folder))
+
+
+def _score_day(run: Run, source: _Source, day: str) -> tuple[Representations, Int64s]:
+    """Codes and logits of a day's impressions, and the bucket of each.
+
+    A day's batches hold that day alone: its bytes do not depend on which days are missing.
+    """
+    columns = source.loader.columns
+    begin_us = day_begin_us(day)
+    first, end = np.searchsorted(columns["ts_us"], [begin_us, begin_us + DAY_US]).tolist()
     scores = score(
-        load_snapshot(epoch.folder),
-        loader.batches(),
-        num_rows=loader.num_rows,
+        source.model,
+        _batches(source.loader, first, end),
+        num_rows=end - first,
         width=run.config.model.representation_dim,
         num_objectives=len(run.config.objectives),
         quantization=run.config.transfer.quantization,
         threads=run.config.train.threads,
-        title="represent",
+        title=f"represent {day}",
     )
-    columns = loader.columns
     rows = Representations(
-        impression_N=columns["impression_id"],
-        user_N=columns["user_id"],
-        ad_N=columns["ad_id"],
-        ts_us_N=columns["ts_us"],
+        impression_N=columns["impression_id"][first:end],
+        user_N=columns["user_id"][first:end],
+        ad_N=columns["ad_id"][first:end],
+        ts_us_N=columns["ts_us"][first:end],
         z_Nd=scores.z_Nd,
         logits_NK=scores.logits_NK,
     )
-    return _Scored(rows=rows, bucket_N=columns["bucket"].astype(np.int64))
+    return rows, columns["bucket"][first:end]
 
 
-def _of_day(scored: _Scored, begin_us: int) -> _Scored:
-    ts_us_N = scored.rows.ts_us_N
-    chosen_N = (ts_us_N >= begin_us) & (ts_us_N < begin_us + DAY_US)
-    return _Scored(rows=scored.rows.take(chosen_N), bucket_N=scored.bucket_N[chosen_N])
+def _batches(loader: Loader, first: int, end: int) -> Iterator[Batch]:
+    for begin in range(first, end, SCORE_BATCH):
+        yield loader.rows(begin, min(begin + SCORE_BATCH, end))
 
 
 def _write_index(run: Run, epoch: Epoch, days: tuple[str, ...]) -> Manifest:

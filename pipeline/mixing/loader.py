@@ -97,7 +97,12 @@ class Loader:
 
     def batch(self, index: int) -> Batch:
         """The batch of an index in [0, num_batches)."""
-        rows = slice(index * self.batch_size, min((index + 1) * self.batch_size, self.num_rows))
+        begin = index * self.batch_size
+        return self.rows(begin, min(begin + self.batch_size, self.num_rows))
+
+    def rows(self, begin: int, end: int) -> Batch:
+        """The rows [begin, end) of the loader's order as one batch."""
+        rows = slice(begin, end)
         ts = self.columns["ts_us"][rows]
         slices = {
             name: pack.slice(self._spans[name][0][rows], self._spans[name][1][rows], ts)

@@ -83,16 +83,17 @@ def _impressions(run: Run, columns: list[str], users: Int64s | None = None) -> p
     parts = partitions(run, "impressions", days)
     if not parts:
         raise DataError(f"no impressions up to {run.config.day} in the lake; run ingest first")
-    wanted = None if users is None else pl.LazyFrame({"user_id": np.unique(users)})
-    frames = []
-    for part in parts:
-        files = [bucket_file(part.folder, b) for b in range(run.config.window.num_buckets)]
-        rows = pl.scan_parquet(files, glob=False).select(
-            *columns,
-            pl.col("ts").dt.epoch("us").alias("ts_us"),
-            pl.lit(part.surface, dtype=pl.Int64).alias("surface"),
-        )
-        if wanted is not None:
-            rows = rows.join(wanted, on="user_id", how="semi", maintain_order="left")
-        frames.append(rows.collect())
-    return pl.concat(frames)
+    buckets = range(run.config.window.num_buckets)
+    files = [bucket_file(part.folder, b) for part in parts for b in buckets]
+    names = run.config.surfaces
+    rows = pl.scan_parquet(files, glob=False).select(
+        *columns,
+        pl.col("ts").dt.epoch("us").alias("ts_us"),
+        pl.col("surface")
+        .cast(pl.String)
+        .replace_strict(names, range(len(names)), return_dtype=pl.Int64),
+    )
+    if users is not None:
+        wanted = pl.LazyFrame({"user_id": np.unique(users)})
+        rows = rows.join(wanted, on="user_id", how="semi", maintain_order="left")
+    return rows.collect()

@@ -116,13 +116,13 @@ def _asked(run: Run) -> tuple[Int64s, Int64s, Int64s]:
 def _sources(
     history: VectorHistory, user_R: Int64s, ad_R: Int64s, ts_us_R: Int64s
 ) -> tuple[np.ndarray, np.ndarray]:
-    parts = []
+    source_R = np.zeros(len(user_R), dtype=np.int8)
+    age_s_R = np.zeros(len(user_R), dtype=np.float32)
     for begin in range(0, len(user_R), CHUNK):
         rows = slice(begin, begin + CHUNK)
         served = history.serve(user_R[rows], ad_R[rows], ts_us_R[rows])
-        parts.append((served.source_B, served.age_s_B))
-    sources, ages = zip(*parts, strict=True)
-    return np.concatenate(sources), np.concatenate(ages)
+        source_R[rows], age_s_R[rows] = served.source_B, served.age_s_B
+    return source_R, age_s_R
 
 
 def _shown(run: Run) -> pl.DataFrame:

@@ -6,7 +6,15 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from solaris_world import DAY, FINALISTS, days_up_to, fill_lake, finalists, make_run
+from solaris_world import (
+    DAY,
+    FINALISTS,
+    days_up_to,
+    fill_lake,
+    finalists,
+    make_run,
+    publish_candidates,
+)
 
 from pipeline.run.config import SolarisConfig
 from pipeline.run.errors import DataError
@@ -89,6 +97,14 @@ def test_a_pair_is_chosen_at_most_once_per_tick() -> None:
     rows = [(h * 0.1, h % 5, [1, 2, 3, 4]) for h in range(200)]
     picks = listed(play(rows, ttl_hours=2.0))
     assert len(picks) == len(set(picks))
+
+
+def test_an_empty_day_is_no_pairs(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    publish_candidates(run, DAY, finalists(run.config, DAY).clear())
+    manifest = predict(run, "")
+    assert (manifest.rows, manifest.read_figures()["budget"]) == (0, 0)
+    assert pl.read_parquet(pairs_file(run, 0)).columns[0] == "user_id"
 
 
 def test_no_requests_is_no_pairs() -> None:

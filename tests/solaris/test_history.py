@@ -77,6 +77,14 @@ def test_nothing_was_written() -> None:
     assert served([], 1, 5, 55) == (NONE, 0, 0.0)
 
 
+@pytest.mark.parametrize("rows", [[], [(1, 5, 50)]])
+def test_nothing_is_asked(rows: list[tuple[int, int, int]]) -> None:
+    nobody = np.zeros(0, dtype=np.int64)
+    got = VectorHistory(vectors(rows), generation()).serve(nobody, nobody, nobody)
+    assert got.z_Bd.shape == (0, WIDTH)
+    assert shares(got.source_B, got.age_s_B)["covered"] == 0
+
+
 row = st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(1, 60))
 
 
