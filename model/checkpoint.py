@@ -82,7 +82,7 @@ def warm_start(snapshot: Path, engine: Engine) -> None:
     if not (snapshot / TABLES).is_file():
         raise ConfigError(f"{snapshot} holds no model to start from; run pretrain of that day")
     tables, moments = load_file(snapshot / TABLES), load_file(snapshot / MOMENTS)
-    own = engine.table_shards()
+    own = engine.tables.weights()
     kept = _matching(tables, own, "table")
     engine.set_tables(kept, {n: moments[n] for n in kept if n in moments})
     dense = dict(engine.dense.named_parameters())
@@ -94,7 +94,7 @@ def warm_start(snapshot: Path, engine: Engine) -> None:
 
 def save_moments(folder: Path, engine: Engine) -> None:
     """Write what `warm_start` needs beside a snapshot: the tables' optimizer state."""
-    write_tensors(folder / MOMENTS, engine.table_moments())
+    write_tensors(folder / MOMENTS, engine.tables.moments())
 
 
 def _matching(found: dict[str, Tensor], own: dict[str, Tensor], what: str) -> dict[str, Tensor]:

@@ -1,21 +1,21 @@
-"""The sparse part: every id of a batch, looked up in TorchRec tables.
+"""The sparse part: every id of a batch, looked up in shared tables.
 
 Suffixes: B rows, F sparse features, E events of one type, A attributes, D embedding width.
 
-A table is shared by all features and event attributes that name it. The lookup sends one key per
-table, with every id of the batch that belongs to it, so its cost does not depend on how many
-features there are; the same call works on plain and on sharded collections.
+A table is shared by all features and event attributes that name it, and is asked once per batch,
+for every id that belongs to it: the cost does not depend on how many features there are. A plain
+model holds `PlainTables`; training puts TorchRec tables in their place (`model/tables.py`), so
+that what only predicts need not load TorchRec.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
 
 from model.batch import Batch, EventBatch
 from model.config import FeatureSet, ModelConfig
@@ -56,38 +56,40 @@ class _Columns:
         return _Columns(groups, tuple(grouped.index(i) for i in range(len(tables))))
 
 
+class PlainTables(nn.Module):
+    """Embedding tables as plain parameters."""
+
+    def __init__(self, buckets: dict[str, int], width: int, init_sd: float) -> None:
+        super().__init__()
+        self.weights = nn.ParameterDict(
+            {n: nn.Parameter(torch.randn(size, width) * init_sd) for n, size in buckets.items()}
+        )
+
+    def forward(self, ids: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Embeddings of each table's ids."""
+        return {name: F.embedding(found, self.weights[name]) for name, found in ids.items()}
+
+
 class SparseArch(nn.Module):
-    """All embedding tables as one TorchRec EmbeddingCollection."""
+    """The lookups of a model: ids of a batch in, embedded inputs of the dense part out."""
 
     def __init__(self, features: FeatureSet, config: ModelConfig) -> None:
         super().__init__()
         self.width = config.embedding_dim
         used = [f.table for f in features.sparse]
         used += [a.table for e in features.events for a in e.attributes]
-        self.tables = tuple(t.name for t in features.tables if t.name in used)
+        self.table_names = tuple(t.name for t in features.tables if t.name in used)
         self.features = _Columns.of(tuple(f.table for f in features.sparse))
         self.events = {
             e.name: _Columns.of(tuple(a.table for a in e.attributes)) for e in features.events
         }
-        self.collection = EmbeddingCollection(
-            tables=[
-                EmbeddingConfig(
-                    name=table.name,
-                    embedding_dim=config.embedding_dim,
-                    num_embeddings=table.buckets,
-                    feature_names=[table.name],
-                    init_fn=partial(nn.init.normal_, std=config.embedding_init_sd),
-                )
-                for table in features.tables
-                if table.name in self.tables
-            ]
-        )
+        buckets = {t.name: t.buckets for t in features.tables if t.name in used}
+        self.tables: nn.Module = PlainTables(buckets, self.width, config.embedding_init_sd)
 
     def forward(self, batch: Batch) -> DenseInputs:
         """Look up every id of the batch."""
-        embedded = self.collection(self.keyed(batch))
-        found = {name: embedded[name].values() for name in self.tables}
-        begin = dict.fromkeys(self.tables, 0)
+        found = self.tables(self._ids(batch))
+        begin = dict.fromkeys(self.table_names, 0)
         features_BX = self._join(self.features, found, begin, batch.num_rows)
         events = {
             name: _event_inputs(
@@ -103,17 +105,13 @@ class SparseArch(nn.Module):
             surface_B=batch.surface_B,
         )
 
-    def keyed(self, batch: Batch) -> KeyedJaggedTensor:
-        """All ids of the batch, one key per table, as a single jagged row."""
-        parts: dict[str, list[Tensor]] = {name: [] for name in self.tables}
+    def _ids(self, batch: Batch) -> dict[str, Tensor]:
+        """Every id of the batch, per table: those of the features, then of each event type."""
+        parts: dict[str, list[Tensor]] = {name: [] for name in self.table_names}
         _split(self.features, batch.ids_BF, parts)
         for name, columns in self.events.items():
             _split(columns, batch.events[name].ids_EA, parts)
-        return KeyedJaggedTensor(
-            keys=list(self.tables),
-            values=torch.cat([p for name in self.tables for p in parts[name]]),
-            lengths=torch.tensor([sum(p.numel() for p in parts[name]) for name in self.tables]),
-        )
+        return {name: torch.cat(found) for name, found in parts.items()}
 
     def _join(
         self, columns: _Columns, found: Mapping[str, Tensor], begin: dict[str, int], rows: int

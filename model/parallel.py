@@ -10,28 +10,24 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import deepspeed
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torchrec.distributed.embedding import EmbeddingCollectionSharder
-from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
-from torchrec.distributed.planner.types import ParameterConstraints
-from torchrec.distributed.shard import shard_modules
-from torchrec.distributed.types import ShardingEnv, ShardingType
-from torchrec.modules.embedding_modules import EmbeddingCollection
-from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec import EmbeddingCollection
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from model.average import WeightAverage
 from model.batch import Batch
 from model.config import require
+from model.embedding import PlainTables
 from model.foundation import FoundationModel, ModelOutput
 from model.snapshot import set_tables
+from model.tables import ShardedTables
 
 log = logging.getLogger(__name__)
 TABLE_STRIDE = 8  # steps between updates of the tables' average
@@ -85,14 +81,14 @@ class Engine:
         join_process_group()
         self.config, self.steps, self._build = config, 0, build
         model = build()
-        self.tables = model.sparse.tables
-        self.sparse = _shard(model.sparse, config)
-        self.dense = model.dense
+        kind = torch.optim.SGD if config.optimizer == "sgd" else RowWiseAdagrad
+        self.tables = ShardedTables(model.sparse.tables, kind, config.sparse_lr)
+        model.sparse.tables = self.tables
+        self.sparse, self.dense = model.sparse, model.dense
         self._dense_optimizer = _dense_optimizer(model.dense, config)
         self._engine = start_deepspeed(model.dense, self._dense_optimizer, config)
-        self._sparse_optimizer = self.sparse.collection.fused_optimizer
         self._average_dense = WeightAverage(dict(self.dense.named_parameters()), config.ema_decay)
-        self._average_tables = WeightAverage(self.table_shards(), config.ema_decay)
+        self._average_tables = WeightAverage(self.tables.weights(), config.ema_decay)
 
     def forward(self, batch: Batch) -> ModelOutput:
         """Output of a training batch; its learning rates are those of the step to come."""
@@ -116,28 +112,14 @@ class Engine:
         """A plain model with the averaged (or last) weights, in eval mode."""
         model = self._build()
         dense = self._average_dense.at(self.steps) if averaged else self.dense.state_dict()
-        tables = self._average_tables.at(self.steps) if averaged else self.table_shards()
+        tables = self._average_tables.at(self.steps) if averaged else self.tables.weights()
         model.dense.load_state_dict(dense)
         set_tables(model, tables)
         return model.eval().requires_grad_(False)
 
-    def table_shards(self) -> dict[str, Tensor]:
-        """Table name -> weights of this rank (all rows, on one rank)."""
-        state = self.sparse.collection.state_dict()
-        return {name: _local(state[f"embeddings.{name}.weight"]) for name in self.tables}
-
-    def table_moments(self) -> dict[str, Tensor]:
-        """Table name -> row-wise Adagrad sums of this rank; empty with SGD."""
-        found = {}
-        for key, state in self._sparse_optimizer.state_dict()["state"].items():
-            name = key.split(".")[1]
-            for moment in state.values():
-                found[name] = _local(moment)
-        return found
-
     def set_tables(self, weights: dict[str, Tensor], moments: dict[str, Tensor]) -> None:
         """Copy weights and Adagrad sums into the tables named; others stay as they are."""
-        own, own_moments = self.table_shards(), self.table_moments()
+        own, own_moments = self.tables.weights(), self.tables.moments()
         with torch.no_grad():
             for name, weight in weights.items():
                 own[name].copy_(weight)
@@ -150,8 +132,8 @@ class Engine:
         for name, state in self._dense_states():
             dense |= {f"optimizer.{key}.{name}": v for key, v in state.items()}
         dense |= {f"average.{n}": v for n, v in self._average_dense.values.items()}
-        sparse = {f"weight.{n}": w for n, w in self.table_shards().items()}
-        sparse |= {f"optimizer.{n}": m for n, m in self.table_moments().items()}
+        sparse = {f"weight.{n}": w for n, w in self.tables.weights().items()}
+        sparse |= {f"optimizer.{n}": m for n, m in self.tables.moments().items()}
         sparse |= {f"average.{n}": v for n, v in self._average_tables.values.items()}
         counts = (self.steps, self._average_dense.steps, self._average_tables.steps)
         return dense | {"steps": torch.tensor(counts)}, sparse
@@ -188,9 +170,7 @@ class Engine:
         share = min(1.0, (self.steps + 1) / max(self.config.warmup_steps, 1))
         for group in self._dense_optimizer.param_groups:
             group["lr"] = self.config.dense_lr * share
-        for group in self._sparse_optimizer.param_groups:
-            group["lr"] = self.config.sparse_lr * share
-        self._sparse_optimizer.step()  # hands the rate to the fused kernels; updates nothing
+        self.tables.set_learning_rate(self.config.sparse_lr * share)
 
 
 def join_process_group() -> None:
@@ -210,11 +190,13 @@ def start_deepspeed(
 ) -> Any:
     """A DeepSpeed engine around a dense module; a module with tables is refused."""
     for name, part in module.named_modules():
-        if isinstance(part, EmbeddingCollection) or hasattr(part, "fused_optimizer"):
+        tables = (EmbeddingCollection, PlainTables, ShardedTables)
+        if isinstance(part, tables) or hasattr(part, "fused_optimizer"):
             raise ValueError(
                 f"the module holds embedding tables ({name or 'itself'}): DeepSpeed would "
                 "overwrite other ranks' rows; pass the dense part alone"
             )
+    deepspeed = _import_deepspeed()
     if dist.get_world_size() == 1:
         # spares one rank the compilation of the shared-memory all-reduce, which it never calls
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -223,6 +205,19 @@ def start_deepspeed(
         model=module, optimizer=optimizer, config=deepspeed_config(config), dist_init_required=False
     )
     return engine
+
+
+def _import_deepspeed() -> Any:
+    """DeepSpeed without MLflow, which its unused autotuner loads for seconds when it finds it."""
+    hidden = "mlflow" not in sys.modules
+    if hidden:
+        sys.modules["mlflow"] = None  # type: ignore[assignment]
+    try:
+        import deepspeed
+    finally:
+        if hidden:
+            del sys.modules["mlflow"]
+    return deepspeed
 
 
 def deepspeed_config(config: EngineConfig) -> dict[str, Any]:
@@ -244,44 +239,6 @@ def _dense_optimizer(module: nn.Module, config: EngineConfig) -> torch.optim.Opt
     return torch.optim.AdamW(
         module.parameters(), lr=config.dense_lr, weight_decay=config.weight_decay, fused=True
     )
-
-
-def _shard(sparse: nn.Module, config: EngineConfig) -> Any:
-    """Tables under a planner's layout, with their optimizer inside backward."""
-    kind = torch.optim.SGD if config.optimizer == "sgd" else RowWiseAdagrad
-    apply_optimizer_in_backward(kind, sparse.parameters(), {"lr": config.sparse_lr})
-    world = dist.get_world_size()
-    planner = EmbeddingShardingPlanner(
-        topology=Topology(world_size=world, compute_device="cpu", local_world_size=world),
-        constraints={
-            name: ParameterConstraints(
-                sharding_types=[ShardingType.TABLE_WISE.value], compute_kernels=["fused"]
-            )
-            for name in sparse.tables  # type: ignore[union-attr]
-        },
-    )
-    sharders = [EmbeddingCollectionSharder()]
-    plan = planner.collective_plan(sparse, sharders, dist.group.WORLD)
-    return shard_modules(
-        sparse,
-        env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=torch.device("cpu"),
-        plan=plan,
-        sharders=sharders,
-    )
-
-
-def _local(tensor: Any) -> Tensor:
-    """This rank's part of a sharded tensor."""
-    if not hasattr(tensor, "local_shards"):
-        return tensor
-    shards = tensor.local_shards()
-    if len(shards) != 1 or tuple(shards[0].tensor.shape) != tuple(tensor.size()):
-        raise ValueError(
-            f"a table of shape {tuple(tensor.size())} has {len(shards)} shards on this rank; "
-            "only whole tables on one rank can be saved so far"
-        )
-    return shards[0].tensor
 
 
 def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

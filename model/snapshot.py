@@ -26,7 +26,7 @@ from model.foundation import FoundationModel
 
 FORMAT = 1
 META, DENSE, TABLES = "meta.json", "dense.safetensors", "tables.safetensors"
-_TABLE_KEY = "collection.embeddings.{}.weight"
+_TABLE_KEY = "tables.weights.{}"
 
 
 def save_snapshot(
@@ -85,7 +85,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
 def tables_of(model: FoundationModel) -> dict[str, Tensor]:
     """Table name -> weight of a plain model."""
     state = model.sparse.state_dict()
-    return {name: state[_TABLE_KEY.format(name)] for name in model.sparse.tables}
+    return {name: state[_TABLE_KEY.format(name)] for name in model.sparse.table_names}
 
 
 def set_tables(model: FoundationModel, tables: dict[str, Tensor]) -> None:

@@ -72,7 +72,7 @@ def banner(run: Run, engine: Engine, num_rows: int, config_hash: str) -> None:
         config.model, config.features, len(config.objectives), longest, len(config.surfaces)
     )
     backend, reason = kernels.choose_backend()
-    tables = sum(t.numel() for t in engine.table_shards().values())
+    tables = sum(t.numel() for t in engine.tables.weights().values())
     lines = {
         "config": config_hash,
         "data": need_manifest(run.output("mix")).fingerprint[:12],

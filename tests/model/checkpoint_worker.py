@@ -1,4 +1,7 @@
-"""Trains twelve steps with a checkpoint every three; kills itself at a step when asked to."""
+"""Trains twelve steps with a checkpoint every three: once whole, once killed and resumed.
+
+Each training is a forked process, so that the libraries are loaded once. Prints exit statuses.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from model.parallel import Engine
 STEPS, EVERY = 12, 3
 
 
-def main(folder: Path, kill_at: int) -> None:
+def train_all(folder: Path, kill_at: int) -> None:
     torch.set_num_threads(1)
     engine = Engine(build, engine_config())
     state = checkpoint.resume(folder / "checkpoints", engine, config_hash="x")
@@ -35,5 +38,16 @@ def main(folder: Path, kill_at: int) -> None:
         save_file({k: v.contiguous() for k, v in tensors.items()}, folder / f"{name}.final")
 
 
+def forked(folder: Path, kill_at: int) -> int:
+    """Exit status of a training in a process of its own."""
+    child = os.fork()
+    if child == 0:
+        train_all(folder, kill_at)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    root = Path(sys.argv[1])
+    phases = [(root / "whole", -1), (root / "killed", 7), (root / "killed", -1)]
+    print(json.dumps([forked(folder, kill_at) for folder, kill_at in phases]))
