@@ -14,8 +14,8 @@ from data_contracts.rules import (
     between,
     in_set,
     none_bad,
-    not_null,
     unique,
+    zero,
 )
 from data_contracts.schema import IMPRESSION_IDS, IMPRESSIONS, OBJECTIVES
 
@@ -89,7 +89,7 @@ def suite(spec: ImpressionsSpec) -> list[Expectation]:
             reason="a day without impressions cannot be trained on",
         ),
         *none_bad(row_rules(spec)),
-        between("duplicates", 0, 0, severity="critical",
+        zero("duplicates", severity="critical",
                 reason="an impression that counts twice is trained twice"),
         between("click_rate", 1e-5, 0.95, severity="warning",
                 reason="no clicks, or nothing but clicks, is a broken label more often than not"),
@@ -97,7 +97,6 @@ def suite(spec: ImpressionsSpec) -> list[Expectation]:
         *(between(f"psi_{n}", None, PSI_LIMIT, severity="warning",
                   reason="the feature's distribution moved since yesterday")
           for n in (*spec.sparse, *spec.dense)),
-        *(not_null(n, severity="critical", reason=f"{n} is required") for n in spec.required),
         in_set("surface", spec.surfaces, on="sample", severity="critical",
                reason="surfaces are declared in the config"),
         in_set("click", [0, 1], on="sample", severity="critical", reason="labels are 0 or 1"),

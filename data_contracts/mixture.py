@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from data_contracts import frames
-from data_contracts.rules import Expectation, RowRule, between, in_set, none_bad, not_null
+from data_contracts.rules import Expectation, RowRule, between, in_set, none_bad, zero
 
 SELECTIONS = ("train", "holdout", "log")
 GROUP = "part"
@@ -107,13 +107,12 @@ def suite(spec: MixtureSpec) -> list[Expectation]:
             reason="an empty mixture cannot be trained on",
         ),
         *none_bad(row_rules(spec)),
-        between("duplicates", 0, 0, severity="critical",
+        zero("duplicates", severity="critical",
                 reason="a selection holds a label once"),
         between("rate_click", 1e-5, 0.95, severity="warning",
                 reason="no clicks, or nothing but clicks, is a broken label more often than not"),
         *(between(f"rate_{o}", 0, 0.95, severity="warning", reason="conversions are rare")
           for o in spec.objectives if o != "click"),
-        *(not_null(n, severity="critical", reason=f"{n} is required") for n in spec.required),
         in_set("surface", range(len(spec.surfaces)), on="sample", severity="critical",
                reason="the surface is an index into the config's surfaces"),
         *(in_set(f"y_{o}", [0, 1], on="sample", severity="critical", reason="labels are 0 or 1")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from data_contracts import frames
-from data_contracts.rules import Expectation, RowRule, between, in_set, none_bad, not_null
+from data_contracts.rules import Expectation, RowRule, between, in_set, none_bad, zero
 
 GROUP = "day"
 MIN_COVERAGE = 0.999
@@ -99,10 +99,9 @@ def suite(spec: RepresentationsSpec) -> list[Expectation]:
                 reason="an impression without a vector is one that students train wrongly on"),
         between("epochs", 1, 1, severity="critical", reason="vectors of two snapshots do not mix"),
         *none_bad(row_rules(spec)),
-        between("duplicates", 0, 0, severity="critical", reason="one vector per impression"),
+        zero("duplicates", severity="critical", reason="one vector per impression"),
         *(between(f"mean_logit_{o}", -15, 5, severity="warning",
                   reason="a mean this far out is a model that diverged") for o in spec.objectives),
-        *(not_null(n, severity="critical", reason=f"{n} is required") for n in spec.required),
         in_set("epoch", [spec.epoch], on="sample", severity="critical",
                reason="vectors of two snapshots do not mix"),
         between("norm", MIN_NORM, None, on="sample", severity="critical",

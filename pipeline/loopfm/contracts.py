@@ -79,4 +79,4 @@ def _vectors(
         parts.append(frame.select(*spec.required, "z").with_columns(pl.lit(day).alias("day")))
     if not parts:
         raise DataError(f"the index of {run.config.day} names no days; run represent again")
-    return representations.prepared(pl.concat(parts))
+    return representations.prepared(pl.concat(parts, how="vertical_relaxed"))
