@@ -84,12 +84,14 @@ class WindowConfig:
     `holdout_hours`: the last hours before the end of D, scored and never trained on by D's run.
     `student_days`: days before the end of D that students use; the representation epoch's FM
     was trained only on labels before that span. `retention_days`: age of the oldest kept event.
+    `history_days`: days that are ingested for histories, at least those that train.
     """
 
     bootstrap_days: int = 8
     holdout_hours: int = 12
     student_days: int = 3
     retention_days: int = 30
+    history_days: int = 1
     num_buckets: int = 2
     num_groups: int = 1
 
@@ -99,6 +101,7 @@ class WindowConfig:
             "holdout_hours",
             "student_days",
             "retention_days",
+            "history_days",
             "num_buckets",
             "num_groups",
         ):

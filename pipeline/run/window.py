@@ -47,7 +47,7 @@ def days_between(first_us: int, end_us: int) -> tuple[str, ...]:
 
 
 def window_of(config: RunConfig) -> Window:
-    """The window of a run: from its parent's cut on, else `bootstrap_days` back."""
+    """The window of a run: trains from its parent's cut on, else `bootstrap_days` back."""
     day_end = day_begin_us(config.day) + DAY_US
     cut = day_end - config.window.holdout_hours * HOUR_US
     students_begin = day_end - config.window.student_days * DAY_US
@@ -56,6 +56,7 @@ def window_of(config: RunConfig) -> Window:
     train_begin = max(parent.cut_us, oldest) if parent else oldest
     delay = max(o.window_hours for o in config.objectives) * HOUR_US
     first = max(oldest, min(train_begin - delay, students_begin)) if parent else oldest
+    first = min(first, day_end - config.window.history_days * DAY_US)
     return Window(
         train_begin=train_begin,
         students_begin=students_begin,
