@@ -57,4 +57,4 @@ lint: install
 	@mypy
 
 bench: install
-	@$(RUN) -m benchmarks
+	@$(RUN) -m benchmarks $(ARGS)
