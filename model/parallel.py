@@ -183,7 +183,8 @@ def join_process_group() -> None:
         return
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ.setdefault("LOCAL_RANK", "0")
-    dist.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
 
 
 def start_deepspeed(
