@@ -23,27 +23,11 @@ MAX_EDGES = 16
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """A dense block: slots [start, start + num_rows * length), rows [row, row + num_rows)."""
+    """A dense block of `num_rows` times `length` slots; buckets follow each other."""
 
-    start: int
-    row: int
     num_rows: int
     length: int
     valid_bT: Tensor | None  # None: every slot holds an event
-
-    @property
-    def end(self) -> int:
-        """One past the last slot."""
-        return self.start + self.num_rows * self.length
-
-    def block(self, values_PX: Tensor) -> Tensor:
-        """The bucket's part of a slot tensor, as a [b, T, ...] view."""
-        part = values_PX[self.start : self.end]
-        return part.view(self.num_rows, self.length, *values_PX.shape[1:])
-
-    def rows(self, values_RX: Tensor) -> Tensor:
-        """The bucket's part of a tensor in `Layout.order_R` order."""
-        return values_RX[self.row : self.row + self.num_rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +57,18 @@ class Layout:
         if self.slot_E is None:
             return values_PX
         return _Collect.apply(values_PX, self.slot_E)
+
+    def blocks(self, values_PX: Tensor) -> list[Tensor]:
+        """A slot tensor as one [b, T, ...] view per bucket (one split: its gradient is one cat)."""
+        parts = values_PX.split([b.num_rows * b.length for b in self.buckets])
+        return [
+            part.view(b.num_rows, b.length, *part.shape[1:])
+            for b, part in zip(self.buckets, parts, strict=True)
+        ]
+
+    def rows(self, values_BX: Tensor) -> list[Tensor]:
+        """Per-row values as one [b, ...] view per bucket."""
+        return list(self.take_rows(values_BX).split([b.num_rows for b in self.buckets]))
 
     def take_rows(self, values_BX: Tensor) -> Tensor:
         """Per-row values in bucket order, empty rows left out."""
@@ -135,7 +131,7 @@ def arrange(lengths_B: Tensor) -> Layout:
         valid = None
         if by_length[first] != length:
             valid = torch.from_numpy(np.arange(length) < by_length[first:last, None])
-        buckets.append(Bucket(slots, first, count, length, valid))
+        buckets.append(Bucket(count, length, valid))
         slots += length * count
         first = last
     ends = np.cumsum(lengths)

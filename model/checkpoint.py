@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ def save_moments(folder: Path, engine: Engine) -> None:
     write_tensors(folder / MOMENTS, engine.tables.moments())
 
 
-def _matching(found: dict[str, Tensor], own: dict[str, Tensor], what: str) -> dict[str, Tensor]:
+def _matching(found: dict[str, Tensor], own: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:
     """Those of `found` that exist here in the same shape; a log line for each other one."""
     for name in sorted(own.keys() - found.keys()):
         log.info("%s %s is new and starts fresh", what, name)

@@ -10,7 +10,7 @@ that what only predicts need not load TorchRec.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -23,9 +23,9 @@ from model.config import FeatureSet, ModelConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventInputs:
-    """Embedded events of one type, flat: attributes concatenated, and the times."""
+    """Embedded events of one type, flat: blocks of attributes side by side, and the times."""
 
-    embedded_EX: Tensor
+    embedded: tuple[Tensor, ...]  # each [E, some attributes * D]
     lengths_B: Tensor
     gap_E: Tensor
     age_E: Tensor
@@ -46,14 +46,18 @@ class _Columns:
     """Columns of one id matrix (the features, or one event type's attributes) per table."""
 
     by_table: tuple[tuple[str, tuple[int, ...]], ...]
-    restore: tuple[int, ...]  # place of each column after grouping by table
+
+    @property
+    def order(self) -> list[int]:
+        """Where each column lies after grouping by table."""
+        grouped = [i for _, places in self.by_table for i in places]
+        return [grouped.index(i) for i in range(len(grouped))]
 
     @staticmethod
     def of(tables: tuple[str, ...]) -> _Columns:
         names = tuple(dict.fromkeys(tables))
         groups = tuple((n, tuple(i for i, t in enumerate(tables) if t == n)) for n in names)
-        grouped = [i for _, columns in groups for i in columns]
-        return _Columns(groups, tuple(grouped.index(i) for i in range(len(tables))))
+        return _Columns(groups)
 
 
 class PlainTables(nn.Module):
@@ -83,61 +87,49 @@ class SparseArch(nn.Module):
         self.events = {
             e.name: _Columns.of(tuple(a.table for a in e.attributes)) for e in features.events
         }
+        self.order = self.features.order
         buckets = {t.name: t.buckets for t in features.tables if t.name in used}
         self.tables: nn.Module = PlainTables(buckets, self.width, config.embedding_init_sd)
 
     def forward(self, batch: Batch) -> DenseInputs:
         """Look up every id of the batch."""
-        found = self.tables(self._ids(batch))
-        begin = dict.fromkeys(self.table_names, 0)
-        features_BX = self._join(self.features, found, begin, batch.num_rows)
-        events = {
-            name: _event_inputs(
-                self._join(columns, found, begin, batch.events[name].ids_EA.shape[0]),
-                batch.events[name],
-            )
-            for name, columns in self.events.items()
+        parts: dict[str, list[Tensor]] = {name: [] for name in self.table_names}
+        _take(self.features, batch.ids_BF, parts)
+        for name, columns in self.events.items():
+            _take(columns, batch.events[name].ids_EA, parts)
+        found = self.tables({name: torch.cat(ids) for name, ids in parts.items()})
+        # one split per table: its gradient is one cat
+        pieces = {
+            name: iter(found[name].split([p.numel() for p in ids])) for name, ids in parts.items()
         }
+        embedded_BX = torch.cat(self._blocks(self.features, pieces, batch.num_rows), dim=1)
         return DenseInputs(
-            embedded_BFD=features_BX.unflatten(1, (-1, self.width)),
+            embedded_BFD=embedded_BX.view(batch.num_rows, -1, self.width)[:, self.order],
             dense_BC=batch.dense_BC,
-            events=events,
+            events={name: self._events(name, batch.events[name], pieces) for name in self.events},
             surface_B=batch.surface_B,
         )
 
-    def _ids(self, batch: Batch) -> dict[str, Tensor]:
-        """Every id of the batch, per table: those of the features, then of each event type."""
-        parts: dict[str, list[Tensor]] = {name: [] for name in self.table_names}
-        _split(self.features, batch.ids_BF, parts)
-        for name, columns in self.events.items():
-            _split(columns, batch.events[name].ids_EA, parts)
-        return {name: torch.cat(found) for name, found in parts.items()}
+    def _events(
+        self, name: str, events: EventBatch, pieces: dict[str, Iterator[Tensor]]
+    ) -> EventInputs:
+        return EventInputs(
+            embedded=self._blocks(self.events[name], pieces, events.ids_EA.shape[0]),
+            lengths_B=events.lengths_B,
+            gap_E=events.gap_E,
+            age_E=events.age_E,
+        )
 
-    def _join(
-        self, columns: _Columns, found: Mapping[str, Tensor], begin: dict[str, int], rows: int
-    ) -> Tensor:
-        """[rows, columns * D], columns in their declared order."""
-        parts = []
-        for table, places in columns.by_table:
-            size = rows * len(places)
-            part = found[table].narrow(0, begin[table], size)
-            parts.append(part.reshape(rows, len(places) * self.width))
-            begin[table] += size
-        joined = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        if columns.restore == tuple(range(len(columns.restore))):
-            return joined
-        return joined.unflatten(1, (-1, self.width))[:, list(columns.restore)].flatten(1)
+    def _blocks(
+        self, columns: _Columns, pieces: dict[str, Iterator[Tensor]], num_rows: int
+    ) -> tuple[Tensor, ...]:
+        """Per table [rows, its columns * D], tables in the order of `columns.by_table`."""
+        return tuple(
+            next(pieces[table]).reshape(num_rows, len(places) * self.width)
+            for table, places in columns.by_table
+        )
 
 
-def _split(columns: _Columns, ids_XA: Tensor, parts: dict[str, list[Tensor]]) -> None:
+def _take(columns: _Columns, ids_XA: Tensor, parts: dict[str, list[Tensor]]) -> None:
     for table, places in columns.by_table:
         parts[table].append(ids_XA[:, list(places)].reshape(-1))
-
-
-def _event_inputs(embedded_EX: Tensor, events: EventBatch) -> EventInputs:
-    return EventInputs(
-        embedded_EX=embedded_EX,
-        lengths_B=events.lengths_B,
-        gap_E=events.gap_E,
-        age_E=events.age_E,
-    )

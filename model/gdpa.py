@@ -54,7 +54,7 @@ class WeightGen(nn.Module):
         """Keys and values, [B, N, W] each."""
         kv_BNX = self.out(F.silu(self.hidden(x_sum_BnD)))
         if self.short_rows:
-            short_BNX = self.short(ad_BX).unflatten(1, (self.short_rows, -1))
+            short_BNX = self.short(ad_BX).view(-1, self.short_rows, kv_BNX.shape[2])
             kv_BNX = torch.cat([kv_BNX, short_BNX], dim=1)
         k_BNW, v_BNW = kv_BNX.chunk(2, dim=-1)
         return k_BNW, v_BNW
@@ -78,7 +78,7 @@ class PersonalizedFeedForward(nn.Module):
         """The tower after its personalized feed-forward net."""
         state_PW, layout = self.norm(sequence.state_PW), sequence.layout
         k_BHNK, v_BHNK = (
-            x.unflatten(-1, (self.heads, self.head_width)).transpose(1, 2)
+            x.view(*x.shape[:2], self.heads, self.head_width).transpose(1, 2)
             for x in self.generate(x_sum_BnD, ad_BX)
         )
         update_PW = (
@@ -89,8 +89,8 @@ class PersonalizedFeedForward(nn.Module):
         return Sequence(sequence.state_PW + update_PW, sequence.angle_PR, layout)
 
     def _folded(self, state_PW: Tensor, k: Tensor, v: Tensor, sequence: Sequence) -> Tensor:
-        query_HKW = self.query.weight.unflatten(0, (self.heads, self.head_width))
-        out_HKW = self.out.weight.t().unflatten(0, (self.heads, self.head_width))
+        shape = (self.heads, self.head_width, -1)
+        query_HKW, out_HKW = self.query.weight.view(shape), self.out.weight.t().reshape(shape)
         k_BNW, v_BNW = torch.matmul(k, query_HKW), torch.matmul(v, out_HKW)
         mixed_P1W = kernels.gdpa(
             state_PW[:, None],
@@ -103,7 +103,7 @@ class PersonalizedFeedForward(nn.Module):
         return mixed_P1W[:, 0]
 
     def _with_norm(self, state_PW: Tensor, k: Tensor, v: Tensor, sequence: Sequence) -> Tensor:
-        q_PHK = F.normalize(self.query(state_PW).unflatten(-1, (self.heads, -1)), dim=-1)
+        q_PHK = F.normalize(self.query(state_PW).view(-1, self.heads, self.head_width), dim=-1)
         k = F.normalize(k, dim=-1)
         mixed_PHK = kernels.gdpa(
             q_PHK * self.gain, k, v, sequence.layout, scale=1.0, activation=self.activation

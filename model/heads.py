@@ -20,7 +20,6 @@ class Heads(nn.Module):
         self, num_inputs: int, num_surfaces: int, num_objectives: int, config: ModelConfig
     ) -> None:
         super().__init__()
-        self.num_objectives = num_objectives
         self.trunk = nn.Linear(num_inputs, config.mlp_width)
         self.experts = SurfaceExperts(num_surfaces, config.mlp_width, config.adapter_rank)
         self.hidden = nn.Linear(config.mlp_width, num_objectives * config.head_width)
@@ -32,7 +31,7 @@ class Heads(nn.Module):
     def forward(self, x_BX: Tensor, surface_B: Tensor) -> Tensor:
         """Logits [B, K]."""
         trunk_BM = self.experts(F.silu(self.trunk(x_BX)), surface_B)
-        hidden_BKL = F.silu(self.hidden(trunk_BM)).unflatten(1, (self.num_objectives, -1))
+        hidden_BKL = F.silu(self.hidden(trunk_BM)).view(-1, *self.out_KL.shape)
         own_BZ = F.one_hot(surface_B, self.bias_ZK.shape[0]).to(x_BX.dtype)
         return (hidden_BKL * self.out_KL).sum(-1) + own_BZ @ self.bias_ZK
 

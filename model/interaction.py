@@ -43,9 +43,9 @@ class FactorizationBlock(nn.Module):
 
     def forward(self, x_BND: Tensor) -> Tensor:
         """[B, num_out, D]."""
-        y_BNr = self.attend(self.compress(x_BND).flatten(1)).unflatten(1, (-1, self.rank))
+        y_BNr = self.attend(self.compress(x_BND).flatten(1)).view(*x_BND.shape[:2], self.rank)
         pairs_BNr = torch.matmul(x_BND, torch.matmul(x_BND.transpose(1, 2), y_BNr))
-        return self.mlp(self.norm(pairs_BNr.flatten(1))).unflatten(1, (-1, self.width))
+        return self.mlp(self.norm(pairs_BNr.flatten(1))).view(x_BND.shape[0], -1, self.width)
 
 
 class WukongLayer(nn.Module):

@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
@@ -82,7 +82,8 @@ class Engine:
         self.config, self.steps, self._build = config, 0, build
         model = build()
         kind = torch.optim.SGD if config.optimizer == "sgd" else RowWiseAdagrad
-        self.tables = ShardedTables(model.sparse.tables, kind, config.sparse_lr)
+        plain = cast(PlainTables, model.sparse.tables)
+        self.tables = ShardedTables(plain, kind, config.sparse_lr)
         model.sparse.tables = self.tables
         self.sparse, self.dense = model.sparse, model.dense
         self._dense_optimizer = _dense_optimizer(model.dense, config)
@@ -182,7 +183,8 @@ def join_process_group() -> None:
         return
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ.setdefault("LOCAL_RANK", "0")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
 
 
 def start_deepspeed(

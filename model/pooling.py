@@ -33,7 +33,7 @@ class SeedAttention(nn.Module):
 
     def forward(self, sequence: Sequence) -> Tensor:
         """[B, S, W]; rows without events give zeros."""
-        query_HSK = self.query(self.seed_norm(self.seeds_SW)).unflatten(-1, (self.heads, -1))
+        query_HSK = self.query(self.seed_norm(self.seeds_SW)).view(-1, self.heads, self.head_width)
         folded_HSW = torch.matmul(query_HSK.transpose(0, 1), self.key_HKW)
         # the op divides by sqrt of its own key width W; the head's is K
         folded_HSW = folded_HSW * (self.heads**0.5)
@@ -41,7 +41,7 @@ class SeedAttention(nn.Module):
         pooled_BX1W = kernels.seed_attention(
             folded_HSW.flatten(0, 1)[:, None], state_P1W, state_P1W, sequence.layout
         )
-        pooled_BHSW = pooled_BX1W[:, :, 0].unflatten(1, (self.heads, -1))
+        pooled_BHSW = pooled_BX1W.view(-1, self.heads, *self.seeds_SW.shape)
         z_BHSK = torch.matmul(pooled_BHSW, self.value_HWK)
         return z_BHSK.transpose(1, 2).flatten(2)
 
@@ -51,14 +51,14 @@ class SumKronLinear(nn.Module):
 
     def __init__(self, seeds: int, tokens: int, width: int, out_width: int, rank: int) -> None:
         super().__init__()
-        self.rank, self.tokens = rank, tokens
+        self.tokens = tokens
         self.rows_XS = nn.Parameter(torch.randn(tokens * rank, seeds) * seeds**-0.5)
         self.columns = nn.Linear(rank * width, out_width, bias=False)
 
     def forward(self, z_BSW: Tensor) -> Tensor:
         """[B, Q, D]."""
         mixed_BXW = torch.matmul(self.rows_XS, z_BSW)
-        return self.columns(mixed_BXW.unflatten(1, (self.tokens, self.rank)).flatten(2))
+        return self.columns(mixed_BXW.view(-1, self.tokens, self.columns.in_features))
 
 
 class SeedPooling(nn.Module):

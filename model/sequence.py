@@ -33,14 +33,14 @@ class EventEntry(nn.Module):
     def __init__(self, event: EventType, config: ModelConfig) -> None:
         super().__init__()
         self.rote, self.tau_s = config.rote, config.rote_tau_s
-        self.half = event.width // event.heads // 2
+        self.num_pairs = event.width // event.heads // 2
         self.project = nn.Linear(config.embedding_dim * len(event.attributes) + 2, event.width)
 
     def forward(self, inputs: EventInputs) -> Sequence:
         """Place the events of a batch in a layout."""
         layout = kernels.arrange(inputs.lengths_B)
         times_E2 = torch.stack([inputs.gap_E, inputs.age_E], dim=1).div(MINUTE_S).log1p().mul(0.2)
-        state_EW = self.project(torch.cat([inputs.embedded_EX, times_E2], dim=1))
+        state_EW = self.project(torch.cat([*inputs.embedded, times_E2], dim=1))
         return Sequence(layout.pack(state_EW), self._angles(inputs, layout), layout)
 
     def _angles(self, inputs: EventInputs, layout: Layout) -> Tensor | None:
@@ -53,7 +53,7 @@ class EventEntry(nn.Module):
         at_E = at_E - torch.repeat_interleave(first_B, lengths_B)
         gap_E = inputs.gap_E if self.rote == "gap" else inputs.age_E
         time_E = at_E + torch.log1p(gap_E / self.tau_s)
-        theta_R = 1e4 ** (-torch.arange(self.half) / self.half)
+        theta_R = 1e4 ** (-torch.arange(self.num_pairs) / self.num_pairs)
         return layout.pack(time_E[:, None] * theta_R)
 
 
@@ -62,19 +62,21 @@ class SequenceAttention(nn.Module):
 
     def __init__(self, event: EventType, config: ModelConfig) -> None:
         super().__init__()
-        self.heads = event.heads
+        self.heads, self.num_pairs = event.heads, event.width // event.heads // 2
         self.window = event.window if config.attention == "window" else None
         self.norm = nn.LayerNorm(event.width)
-        self.qkv = nn.Linear(event.width, 3 * event.width, bias=False)
+        self.query_key = nn.Linear(event.width, 2 * event.width, bias=False)
+        self.value = nn.Linear(event.width, event.width, bias=False)
         self.out = nn.Linear(event.width, event.width, bias=False)
 
     def forward(self, sequence: Sequence) -> Sequence:
         """S + Attention(Norm(S))."""
-        qkv_P3HK = self.qkv(self.norm(sequence.state_PW)).unflatten(-1, (3, self.heads, -1))
-        q_PHK, k_PHK, v_PHK = qkv_P3HK.unbind(1)
+        normed_PW, shape = self.norm(sequence.state_PW), (-1, 2 * self.heads, 2 * self.num_pairs)
+        both_PXK = self.query_key(normed_PW).view(shape)
         if sequence.angle_PR is not None:
-            turned = kernels.rotate(qkv_P3HK[:, :2].flatten(1, 2), sequence.angle_PR)
-            q_PHK, k_PHK = turned.chunk(2, dim=1)
+            both_PXK = kernels.rotate(both_PXK, sequence.angle_PR)
+        q_PHK, k_PHK = both_PXK.chunk(2, dim=1)
+        v_PHK = self.value(normed_PW).view(q_PHK.shape)
         mixed_PHK = kernels.jagged_attention(
             q_PHK, k_PHK, v_PHK, sequence.layout, window=self.window
         )

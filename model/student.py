@@ -61,6 +61,7 @@ class Student(nn.Module):
         buckets = {t.name: t.buckets for t in features.tables}
         sizes = [buckets[f.table] for f in features.sparse]
         begins = torch.tensor([0, *sizes]).cumsum(0)
+        self.begin_F: Tensor
         self.register_buffer("begin_F", begins[:-1], persistent=False)
         self.embedding = nn.Embedding(int(begins[-1]), config.embedding_dim)
         nn.init.normal_(self.embedding.weight, std=config.embedding_init_sd)

@@ -42,7 +42,7 @@ class ShardedTables(nn.Module):
                 collection.embeddings[name].weight.copy_(weight)
         apply_optimizer_in_backward(optimizer, collection.parameters(), {"lr": learning_rate})
         self.collection: Any = _shard(collection, self.names)
-        self.optimizer = self.collection.fused_optimizer
+        self.optimizer: Any = self.collection.fused_optimizer
 
     def forward(self, ids: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Embeddings of each table's ids."""

@@ -18,7 +18,8 @@ SHORT = 128
 
 def rotate(x_PHK: Tensor, angle_PR: Tensor) -> Tensor:
     """Turn pair r = (x[2r], x[2r+1]) of every head by angle r (R = K / 2)."""
-    pairs_PHR = torch.view_as_complex(x_PHK.unflatten(-1, (-1, 2)).contiguous())
+    shape_PHR2 = (*x_PHK.shape[:2], angle_PR.shape[1], 2)
+    pairs_PHR = torch.view_as_complex(x_PHK.contiguous().view(shape_PHR2))
     turn_PR = torch.polar(torch.ones_like(angle_PR), angle_PR)
     return torch.view_as_real(pairs_PHR * turn_PR[:, None]).flatten(-2)
 
@@ -28,8 +29,9 @@ def jagged_attention(
 ) -> Tensor:
     """softmax(q k^T / sqrt(K)) v within each row, bucket by bucket."""
     parts = []
-    for bucket in layout.buckets:
-        q, k, v = (bucket.block(x).transpose(1, 2) for x in (q_PHK, k_PHK, v_PHK))
+    blocks = (layout.blocks(x) for x in (q_PHK, k_PHK, v_PHK))
+    for bucket, *qkv in zip(layout.buckets, *blocks, strict=True):
+        q, k, v = (x_bTHK.transpose(1, 2) for x_bTHK in qkv)
         short = bucket.length <= SHORT
         out_bHTK = _short(q, k, v, bucket, window) if short else _long(q, k, v, bucket, window)
         parts.append(out_bHTK.transpose(1, 2).flatten(0, 1))

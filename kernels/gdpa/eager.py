@@ -19,13 +19,18 @@ def gdpa(
     activation: str = "gelu",
 ) -> Tensor:
     """Act(q k^T * scale) v, bucket by bucket; a single head needs no transposed copies."""
-    k_RHNK, v_RHNK = layout.take_rows(k_BHNK * scale), layout.take_rows(v_BHNK)
-    parts = []
-    for bucket in layout.buckets:
-        q_bHTK = bucket.block(q_PHK).transpose(1, 2)
-        score_bHTN = torch.matmul(q_bHTK, bucket.rows(k_RHNK).transpose(-1, -2))
-        out_bHTK = torch.matmul(activate(score_bHTN, activation), bucket.rows(v_RHNK))
-        parts.append(out_bHTK.transpose(1, 2).flatten(0, 1))
-    if not parts:
+    if not layout.buckets:
         return torch.zeros_like(q_PHK)
+    blocks = zip(
+        layout.blocks(q_PHK), layout.rows(k_BHNK * scale), layout.rows(v_BHNK), strict=True
+    )
+    parts = [_block(q, k, v, activation).flatten(0, 1) for q, k, v in blocks]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _block(q_bTHK: Tensor, k_bHNK: Tensor, v_bHNK: Tensor, activation: str) -> Tensor:
+    if q_bTHK.shape[2] == 1:
+        score_bTN = torch.bmm(q_bTHK[:, :, 0], k_bHNK[:, 0].transpose(1, 2))
+        return torch.bmm(activate(score_bTN, activation), v_bHNK[:, 0])[:, :, None]
+    score_bHTN = torch.matmul(q_bTHK.transpose(1, 2), k_bHNK.transpose(-1, -2))
+    return torch.matmul(activate(score_bHTN, activation), v_bHNK).transpose(1, 2)

@@ -11,17 +11,24 @@ from kernels.layout import Bucket, Layout
 def seed_attention(q_SHK: Tensor, k_PHK: Tensor, v_PHK: Tensor, layout: Layout) -> Tensor:
     """[B, S, H, K]: softmax over each row's events; the seeds' scores are one flat product."""
     num_seeds, heads, width = q_SHK.shape
-    score_PHS = torch.matmul(
-        k_PHK.transpose(0, 1), (q_SHK * width**-0.5).permute(1, 2, 0)
-    ).transpose(0, 1)
-    parts = []
-    for bucket in layout.buckets:
-        score_bHST = bucket.block(score_PHS).permute(0, 2, 3, 1)
-        weight_bHST = _hide(score_bHST, bucket, (1, 1)).softmax(-1)
-        v_bHTK = bucket.block(v_PHK).transpose(1, 2)
-        parts.append(torch.matmul(weight_bHST, v_bHTK).transpose(1, 2))
-    if not parts:
+    if not layout.buckets:
         return v_PHK.new_zeros(layout.num_rows, num_seeds, heads, width)
+    q_HKS = (q_SHK * width**-0.5).permute(1, 2, 0)
+    if heads == 1:
+        score_PHS = torch.mm(k_PHK[:, 0], q_HKS[0])[:, None]
+    else:
+        score_PHS = torch.bmm(k_PHK.transpose(0, 1), q_HKS).transpose(0, 1)
+    blocks = zip(layout.buckets, layout.blocks(score_PHS), layout.blocks(v_PHK), strict=True)
+    parts = []
+    for bucket, score_bTHS, v_bTHK in blocks:
+        weight_bTHS = _hide(score_bTHS, bucket).softmax(1)
+        if heads == 1:
+            pooled_bSHK = torch.bmm(weight_bTHS[:, :, 0].transpose(1, 2), v_bTHK[:, :, 0])[
+                :, :, None
+            ]
+        else:
+            pooled_bSHK = torch.einsum("bths,bthk->bshk", weight_bTHS, v_bTHK)
+        parts.append(pooled_bSHK)
     return layout.put_rows(torch.cat(parts))
 
 
@@ -29,25 +36,32 @@ def jagged_pool(
     values_PD: Tensor, layout: Layout, *, mode: str = "mean", logits_P: Tensor | None = None
 ) -> Tensor:
     """[B, D]: mean, sum or softmax-weighted sum of each row's events; empty rows give zeros."""
-    parts = []
-    for bucket in layout.buckets:
-        if mode == "softmax" and logits_P is not None:
-            weight_bT = _hide(bucket.block(logits_P), bucket, ()).softmax(-1)
-        elif bucket.valid_bT is None:
-            weight_bT = values_PD.new_ones(bucket.num_rows, bucket.length)
-        else:
-            weight_bT = bucket.valid_bT.to(values_PD.dtype)
-        if mode == "mean":
-            weight_bT = weight_bT / weight_bT.sum(1, keepdim=True)
-        parts.append(torch.matmul(weight_bT[:, None], bucket.block(values_PD))[:, 0])
-    if not parts:
+    if not layout.buckets:
         return values_PD.new_zeros(layout.num_rows, values_PD.shape[1])
+    if mode == "softmax" and logits_P is not None:
+        logits = layout.blocks(logits_P)
+        weights = [_hide(x, b).softmax(1) for b, x in zip(layout.buckets, logits, strict=True)]
+    else:
+        weights = [_ones(b, values_PD) for b in layout.buckets]
+    if mode == "mean":
+        weights = [w_bT / w_bT.sum(1, keepdim=True) for w_bT in weights]
+    parts = [
+        torch.bmm(w_bT[:, None], x_bTD)[:, 0]
+        for w_bT, x_bTD in zip(weights, layout.blocks(values_PD), strict=True)
+    ]
     return layout.put_rows(torch.cat(parts))
 
 
-def _hide(score_bXT: Tensor, bucket: Bucket, between: tuple[int, ...]) -> Tensor:
-    """Scores with free slots at -inf; `between` fills the dimensions between b and T."""
+def _ones(bucket: Bucket, like: Tensor) -> Tensor:
+    """1 where a slot holds an event."""
     if bucket.valid_bT is None:
-        return score_bXT
-    free = ~bucket.valid_bT.view(bucket.num_rows, *between, bucket.length)
-    return score_bXT.masked_fill(free, float("-inf"))
+        return like.new_ones(bucket.num_rows, bucket.length)
+    return bucket.valid_bT.to(like.dtype)
+
+
+def _hide(score_bTX: Tensor, bucket: Bucket) -> Tensor:
+    """Scores with free slots at -inf."""
+    if bucket.valid_bT is None:
+        return score_bTX
+    shape = (*bucket.valid_bT.shape, *([1] * (score_bTX.dim() - 2)))
+    return score_bTX.masked_fill(~bucket.valid_bT.view(shape), float("-inf"))
