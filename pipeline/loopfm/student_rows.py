@@ -168,5 +168,6 @@ def _with_transfer(
         batch=batch,
         soft_RK=torch.sigmoid(torch.from_numpy(np.ascontiguousarray(logits_RK))),
         sequence_Rd=torch.from_numpy(means.mean_Rd / np.float32(unit)),
-        count_R=torch.from_numpy(means.count_R.astype(np.float32)),
+        # Counts grow with the epoch's age, beyond what was trained on: only "some" is said.
+        count_R=torch.from_numpy((means.count_R > 0).astype(np.float32)),
     )

@@ -1,8 +1,9 @@
 """One pass of a student over its surface's rows, in time order; the average of its weights stays.
 
 The published weights are an exponential moving average over steps: the last iterate's
-calibration swings from step to step, the average's does not. Suffixes: R rows, B rows of a
-batch, K objectives, d code width.
+calibration swings from step to step, the average's does not. What bias the short pass leaves is
+then taken out by one intercept per objective, fitted on the trained rows. Suffixes: R rows, B
+rows of a batch, K objectives, d code width.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pipeline.run.config import TransferConfig
 
 EMA_DECAY: Final = 0.98
 EPSILON: Final = 1e-4
+NEWTON_STEPS: Final = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,7 @@ class StudentRows:
     """Rows of one surface in time order, gathered once.
 
     `soft_RK`: the FM's probabilities; `sequence_Rd`, `count_R`: mean and number of the user's
-    visible representations.
+    visible representations, the number as the student is to read it.
     """
 
     batch: Batch
@@ -105,7 +107,9 @@ def train_student(
             torch._foreach_lerp_(averages, weights, 1.0 - keep)
     with torch.no_grad():
         torch._foreach_copy_(weights, averages)
-    return student.eval()
+    student.eval()
+    _fit_intercepts(student, rows, arm)
+    return student
 
 
 def arm_loss(student: Student, part: StudentRows, arm: Arm, config: TransferConfig) -> Tensor:
@@ -134,6 +138,23 @@ def student_config(arm: Arm, config: TransferConfig, rows: StudentRows) -> Stude
 
 def _sequence(rows: StudentRows, arm: Arm) -> tuple[Tensor | None, Tensor | None]:
     return (rows.sequence_Rd, rows.count_R) if arm.sequence else (None, None)
+
+
+def _fit_intercepts(student: Student, rows: StudentRows, arm: Arm) -> None:
+    """Shift the serving biases so that predictions sum to labels over the rows."""
+    weight_RK = rows.batch.weight_BK * rows.batch.mask_BK
+    positives_K = (weight_RK * rows.batch.labels_BK).sum(0)
+    # Where all labels are equal no intercept fits: the shift stays 0.
+    both_K = (positives_K > 0) & (positives_K < weight_RK.sum(0))
+    with torch.no_grad():
+        logits_RK = student(rows.batch, *_sequence(rows, arm)).serve_BK
+        shift_K = torch.zeros_like(positives_K)
+        for _ in range(NEWTON_STEPS):
+            p_RK = torch.sigmoid(logits_RK + shift_K)
+            gap_K = positives_K - (weight_RK * p_RK).sum(0)
+            slope_K = (weight_RK * p_RK * (1 - p_RK)).sum(0).clamp_min(EPSILON)
+            shift_K += (gap_K / slope_K).clamp(-1.0, 1.0) * both_K
+        student.serve.bias.add_(shift_K)
 
 
 def _start_at_base_rates(student: Student, rows: StudentRows) -> None:

@@ -38,6 +38,7 @@ def chain_config(**overrides: object) -> RunConfig:
         "window.bootstrap_days": 3,
         "solaris.num_shards": 2,
         "transfer.batch_size": 128,
+        "train.threads": 1,
     }
     return with_overrides(preset(DAY, "smoke"), {**quick, **overrides})
 

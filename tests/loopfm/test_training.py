@@ -99,6 +99,34 @@ def test_predictions_are_calibrated(arm: Arm) -> None:
     assert float(fit(rows, arm).sum() / true[20_000:].sum()) == pytest.approx(1.0, abs=0.08)
 
 
+def test_predictions_sum_to_labels_over_the_trained_rows() -> None:
+    rows, _ = world(3_000)
+    student = train_student(
+        rows,
+        BY_NAME["loopfm"],
+        features=FEATURES,
+        objectives=OBJECTIVES,
+        config=TransferConfig(),
+        seed=0,
+    )
+    predicted = predict_rows(student, rows, BY_NAME["loopfm"]).sum()
+    assert float(predicted / rows.batch.labels_BK.sum()) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_a_surface_without_positives_still_trains() -> None:
+    rows, _ = world(600)
+    rows.batch.labels_BK.zero_()
+    student = train_student(
+        rows,
+        BY_NAME["none"],
+        features=FEATURES,
+        objectives=OBJECTIVES,
+        config=TransferConfig(),
+        seed=0,
+    )
+    assert float(predict_rows(student, rows, BY_NAME["none"]).max()) < 0.01
+
+
 def test_the_same_seed_gives_the_same_student_and_another_does_not() -> None:
     rows, _ = world()
     first = fit(rows, BY_NAME["kd_loopfm"])
