@@ -1,7 +1,7 @@
 """Seconds, processor seconds and memory of each stage of a planted day, without Airflow.
 
-`python -m benchmarks stages [--size smoke] [--day 2026-11-29]` runs in a temporary home, one stage after
-the other, so that the figures are of the stages alone.
+`python -m benchmarks stages [--size smoke] [--day 2026-11-29]` runs in a temporary home, one stage
+after the other, so that the figures are of the stages alone.
 """
 
 from __future__ import annotations
