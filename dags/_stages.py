@@ -185,7 +185,7 @@ def request_params() -> dict[str, Param]:
             os.environ.get("HEADWATER_SOURCE", "planted"),
             type="string",
             minLength=1,
-            description="planted, openbandit, movielens, tafeng, or the path of a .toml file.",
+            description="planted, openbandit, movielens, tafeng, or the full path of a .toml file.",
             section="What",
         ),
         "surfaces": Param(

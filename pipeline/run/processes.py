@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.run.errors import RetryError
+from pipeline.run.paths import REPOSITORY
 
 GRACE_S = 15.0
 
@@ -39,11 +40,12 @@ class _Stat:
 
 
 def start(command: list[str], *, environment: Mapping[str, str], log: Path) -> Session:
-    """Start `command` as the leader of a new session, its output appended to `log`."""
+    """Start `command` in the repository, leading a new session, its output appended to `log`."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:
         process = subprocess.Popen(
             command,
+            cwd=REPOSITORY,
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             stdout=file,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+from pathlib import Path
 from typing import Any
 
 from pipeline.run.airflow_api import AirflowApi, quoted
@@ -49,9 +50,14 @@ def trigger_form(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "day": arguments.day,
         "size": arguments.size,
-        "source": arguments.source,
+        "source": _source(arguments.source),
         "surfaces": [s.strip() for s in arguments.surfaces.split(",") if s.strip()],
         "warm_start": not arguments.no_warm_start,
         "promote": arguments.promote,
         "overrides": json.loads(arguments.overrides or "{}"),
     }
+
+
+def _source(text: str) -> str:
+    """A file's path made absolute: tasks run in another folder."""
+    return str(Path(text).resolve()) if text.endswith(".toml") else text

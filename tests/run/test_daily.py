@@ -107,18 +107,22 @@ def test_two_dailies_do_not_mix(own_home: Path, capsys: pytest.CaptureFixture[st
     assert "is held by process" in capsys.readouterr().err
 
 
-def test_the_trigger_form_fits_the_dag() -> None:
+@pytest.mark.parametrize(
+    ("source", "absolute"), [("planted", "planted"), ("shop.toml", str(Path.cwd() / "shop.toml"))]
+)
+def test_the_trigger_form_fits_the_dag(source: str, absolute: str) -> None:
     form = trigger_form(
         argparse.Namespace(
             day=DAY,
             size="small",
-            source="planted",
+            source=source,
             surfaces="feed, reels",
             no_warm_start=True,
             promote="auto",
             overrides='{"mix.alpha": 0.5}',
         )
     )
+    assert form["source"] == absolute
     assert form["surfaces"] == ["feed", "reels"]
     assert form["warm_start"] is False
     assert form["overrides"] == {"mix.alpha": 0.5}
