@@ -16,7 +16,7 @@ from pipeline.run.paths import home
 from pipeline.run.runs import CHAIN
 
 log = logging.getLogger(__name__)
-POLL_S = 1.5
+POLL_S = 3.0
 NEXT_DAG_S = 120.0  # a consumer starts seconds after the last asset that it waits for
 ENDED = ("success", "failed", "skipped", "upstream_failed", "removed")
 Task = dict[str, Any]
