@@ -49,6 +49,7 @@ POINTERS = (
     "label_us",
 )
 _SALT = 1_000  # keeps mix.seed apart from the seeds of buckets and table rows
+_DELAYED_SALT = 2_000
 
 
 def mix(run: Run, unit: str = "") -> Manifest:
@@ -160,14 +161,17 @@ class _Mixer:
         candidates = self._candidates()
         plan = plan_mix(self.config.mix, self.config.surfaces, candidates)
         counts: dict[str, Counter[str]] = {name: Counter() for name in SELECTIONS}
+        rows_in = 0
         for bucket in self.buckets:
-            for name, rows in self._selections(bucket, plan).items():
+            base = self._base(bucket)
+            rows_in += len(self._known(base))
+            for name, rows in self._selections(base, plan).items():
                 write_frame(bucket_file(self.folder / name, bucket), rows)
                 counts[name].update(self._count(rows))
         figures = self._figures(plan, candidates)
         figures["selections"] = {name: dict(count) for name, count in counts.items()}
         kept = counts["train"]["rows"]
-        figures["ledger"] = listed([self._ledger(len(candidates.surface), kept)])
+        figures["ledger"] = listed([self._ledger(rows_in, kept)])
         log.info("mix: %s", {n: (f["rate"], f["kept"]) for n, f in figures["surfaces"].items()})
         return Outcome(rows=kept, figures=figures)
 
@@ -186,7 +190,7 @@ class _Mixer:
         return labels.with_columns(*ids.get_columns(), *extra)
 
     def _train(self, base: pl.DataFrame) -> tuple[pl.DataFrame, Candidates]:
-        rows = selected_rows(self.objectives, base, self.window.train_begin, self.window.cut)
+        rows = self._thinned(self._known(base))
         ids = rows["impression_id"].to_numpy()
         return rows, Candidates(
             surface=rows["surface"].to_numpy(),
@@ -194,6 +198,18 @@ class _Mixer:
             positive=any_positive(self.objectives, rows),
             chance=uniform(ids, _SALT + self.config.mix.seed),
         )
+
+    def _known(self, base: pl.DataFrame) -> pl.DataFrame:
+        return selected_rows(self.objectives, base, self.window.train_begin, self.window.cut)
+
+    def _thinned(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Without delayed negatives that are not considered; `base_weight` makes up for them."""
+        mix = self.config.mix
+        delayed = ~rows["m_click"].to_numpy() & ~any_positive(self.objectives, rows)
+        chance = uniform(rows["impression_id"].to_numpy(), _DELAYED_SALT + mix.seed)
+        weight = np.where(delayed, 1.0 / mix.delayed_rate, 1.0)
+        rows = rows.with_columns(pl.Series("base_weight", weight))
+        return rows.filter(pl.Series(~delayed | (chance < mix.delayed_rate)))
 
     def _candidates(self) -> Candidates:
         found = [self._train(self._base(bucket))[1] for bucket in self.buckets]
@@ -205,14 +221,14 @@ class _Mixer:
         names = ("surface", "flops", "positive", "chance")
         return Candidates(**{n: np.concatenate([getattr(c, n) for c in found]) for n in names})
 
-    def _selections(self, bucket: int, plan: Plan) -> dict[str, pl.DataFrame]:
-        base = self._base(bucket)
+    def _selections(self, base: pl.DataFrame, plan: Plan) -> dict[str, pl.DataFrame]:
         train, found = self._train(base)
         kept = plan.keeps(found.surface, found.positive, found.chance)
         weight = np.ones(len(train))
         if self.config.mix.correction == "weight":
+            weight = train["base_weight"].to_numpy().copy()
             sampled = ~found.positive & kept
-            weight[sampled] = 1.0 / plan.rates[found.surface[sampled]]
+            weight[sampled] /= plan.rates[found.surface[sampled]]
         window = self.window
         holdout = selected_rows(self.objectives, base, window.cut, window.day_end)
         logged = logged_rows(self.objectives, base, window.students_begin)

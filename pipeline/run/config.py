@@ -137,13 +137,19 @@ class WindowConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MixConfig:
-    """Cost-free mixing: FLOPs budget relative to the reference surface, shares, correction."""
+    """Cost-free mixing: FLOPs budget relative to the reference surface, shares, correction.
+
+    `delayed_rate`: an impression is seen a second time for a label that comes later than the
+    click's (a conversion); this share of its negatives is considered, in the mix and in the
+    reference alike, and weighs 1 / delayed_rate.
+    """
 
     reference_surface: str = ""  # "" = the largest surface
     budget: float = 1.0
     alpha: float = 0.7
     floor: float = 0.0
     cap: float = 1.0
+    delayed_rate: float = 0.25
     correction: Literal["weight", "none"] = "weight"
     seed: int = 0
 
@@ -154,6 +160,13 @@ class MixConfig:
             "in (0, 1]",
             self.alpha,
             "use 1.0 to keep natural shares",
+        )
+        require(
+            0 < self.delayed_rate <= 1,
+            "mix.delayed_rate",
+            "in (0, 1]",
+            self.delayed_rate,
+            "use 1.0 to consider every negative",
         )
         require(
             self.budget > 0,

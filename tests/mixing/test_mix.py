@@ -39,6 +39,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return made
 
 
+DELAYED_RATE = MixConfig().delayed_rate
+
+
 def read(run: Run, selection: str) -> pl.DataFrame:
     paths = [run.output("mix") / selection / f"bucket={b}.parquet" for b in (0, 1)]
     return pl.concat([pl.read_parquet(p) for p in paths])
@@ -109,10 +112,14 @@ def test_weights_undo_the_sampling(run: Run) -> None:
     negative = ~any_positive(OBJECTIVES, train)
     for index, name in enumerate(SURFACES):
         rows = train.filter(pl.Series(negative) & (pl.col("surface") == index))
-        assert rows["w_click"].unique().to_list() == pytest.approx([1 / figures[name]["rate"]])
+        for rows_of, rate in ((pl.col("m_click"), 1.0), (~pl.col("m_click"), DELAYED_RATE)):
+            weight = rows.filter(rows_of)["w_click"].unique().to_list()
+            assert weight == pytest.approx([1 / (figures[name]["rate"] * rate)])
+        thinning = np.where(rows["m_click"].to_numpy(), 1.0, DELAYED_RATE)
+        considered = rows["w_click"].to_numpy() * thinning
         total = figures[name]["candidates"] - figures[name]["positives"]
         noise = 5 * np.sqrt(total / figures[name]["rate"])
-        assert abs(rows["w_click"].sum() - total) < noise
+        assert abs(considered.sum() - total) < noise
 
 
 def test_holdout_and_log_are_unsampled(run: Run) -> None:
@@ -157,7 +164,7 @@ def test_another_seed_draws_other_negatives(tmp_path: Path) -> None:
 
 
 def test_a_large_budget_keeps_everything(tmp_path: Path) -> None:
-    run = landed_run(tmp_path, toy_config(mix=MixConfig(budget=5.0)), count=60)
+    run = landed_run(tmp_path, toy_config(mix=MixConfig(budget=5.0, delayed_rate=1.0)), count=60)
     run_plane(run)
     figures = need_manifest(run.output("mix")).read_figures()
     assert figures["ledger"][0]["sampled_out"] == 0
