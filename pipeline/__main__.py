@@ -18,6 +18,7 @@ from typing import Any
 
 from pipeline.run.errors import EXIT_FAILED, EXIT_OK, exit_code
 from pipeline.run.paths import open_run
+from pipeline.run.process import prepare
 
 # name -> (module, function, what a unit is); every function is f(run, unit) -> Manifest
 STAGES: dict[str, tuple[str, str, str]] = {
@@ -57,8 +58,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 def main(argv: list[str]) -> int:
     """Run one stage or command and return its exit code."""
-    # read when OpenMP loads: waiting threads that spin stall each other on busy cores
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    prepare()
     logging.basicConfig(
         level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr
     )

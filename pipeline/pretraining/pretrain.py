@@ -85,13 +85,7 @@ class Training:
         self.checkpoints = run.inside("checkpoints")
         self.epoch_folder = self.checkpoints / "epoch"
         self.opens_epoch = opens_epoch(run, window)
-        bounds = [window.train_begin, window.cut]
-        if self.opens_epoch:
-            bounds.insert(1, window.students_begin)
-        self.segments = [
-            Loader(run, begin_us=a, end_us=b, batch_size=run.config.train.batch_size)
-            for a, b in pairwise(bounds)
-        ]
+        self.segments = self.segments_of(run, window)
         self.engine = build_engine(run)
         self.segment = self.batch = 0
         self.meter = Meter(tuple(o.name for o in run.config.objectives))
@@ -100,6 +94,15 @@ class Training:
         self.clock = Clock(began=time.monotonic())
         self._saved_at = time.monotonic()
         banner(run, self.engine, sum(s.num_rows for s in self.segments), config_hash)
+
+    @staticmethod
+    def segments_of(run: Run, window: Window) -> list[Loader]:
+        """The spans of label time that are trained one after the other."""
+        bounds = [window.train_begin, window.cut]
+        if opens_epoch(run, window):
+            bounds.insert(1, window.students_begin)
+        size = run.config.train.batch_size
+        return [Loader(run, begin_us=a, end_us=b, batch_size=size) for a, b in pairwise(bounds)]
 
     def _start(self) -> None:
         """Resume this run, or start from the parent's model, or from nothing."""
@@ -124,7 +127,7 @@ class Training:
             progress.step(self.engine.steps)
             while self.segment < len(self.segments):
                 for batch in self._batches():
-                    self._step(batch)
+                    self.step(batch)
                     progress.step(1, **self.meter.figures(), **self.clock.figures())
                 self._end_segment()
         self.meter.close(self.engine.steps)
@@ -140,7 +143,8 @@ class Training:
                 return
             yield batch
 
-    def _step(self, batch: Batch) -> None:
+    def step(self, batch: Batch) -> None:
+        """Train on one batch."""
         output = self.engine.forward(batch)
         loss = training_loss(output, batch, self.weights_K)
         if not torch.isfinite(loss):
@@ -154,15 +158,16 @@ class Training:
         self.clock.rows += batch.num_rows
         self.meter.add(loss, output.logits_BK, batch, self.engine.steps)
         if time.monotonic() - self._saved_at >= self.run.config.train.checkpoint_every_s:
-            self._save()
+            self.save()
 
     def _end_segment(self) -> None:
         self.segment, self.batch = self.segment + 1, 0
         if self.opens_epoch and self.segment == 1:
             self._snapshot(self.epoch_folder, self.window.students_begin)
-        self._save()
+        self.save()
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Write a checkpoint."""
         state = {"segment": self.segment, "batch": self.batch, "meter": self.meter.state()}
         checkpoint.save(self.checkpoints, self.engine, state, config_hash=self.config_hash)
         self._saved_at = time.monotonic()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import NUM_SURFACES, OBJECTIVES, planted_features
+from model_world import NUM_SURFACES, OBJECTIVES, planted_features
 from safetensors.torch import load_file
 from test_parallel import build, engine_config, train
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
-from conftest import NUM_SURFACES, OBJECTIVES, make_batch
+from model_world import NUM_SURFACES, OBJECTIVES, make_batch
 from torch.utils.flop_counter import FlopCounterMode
 
 from model.config import ModelConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import NUM_SURFACES, OBJECTIVES, make_batch, planted_features
+from model_world import NUM_SURFACES, OBJECTIVES, make_batch, planted_features
 
 from model.average import WeightAverage
 from model.config import ConfigError, ModelConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import OBJECTIVES, make_batch, planted_features
+from model_world import OBJECTIVES, make_batch, planted_features
 
 from model.config import ConfigError
 from model.student import Student, StudentConfig, student_loss
