@@ -30,6 +30,8 @@ POOLS = {
     **dict.fromkeys(("mixture_contract", "representation_contract", "predict", "replay"), "io"),
 }
 LIGHT = "light"
+# stages that use all threads take the whole gpu pool; one of many shards or surfaces takes half
+SLOTS = dict.fromkeys(("pretrain", "evaluate", "represent"), 2)
 TIMEOUTS = {"pretrain": timedelta(hours=24), "transfer": timedelta(hours=12)}
 TIMEOUT = timedelta(hours=4)
 RETRIES: dict[str, Any] = {
@@ -74,6 +76,7 @@ def stage(name: str, *, outlets: Sequence[Asset] = (), mapped: bool = False) -> 
         "task_id": name,
         "stage": name,
         "pool": POOLS.get(name, LIGHT),
+        "pool_slots": SLOTS.get(name, 1),
         "execution_timeout": TIMEOUTS.get(name, TIMEOUT),
         "doc_md": f"`python -m pipeline {name} --run DIR{' --unit U' if mapped else ''}`",
         **RETRIES,

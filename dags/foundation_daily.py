@@ -48,5 +48,7 @@ with DAG(
     track = stage("track")(run)
     report = stage("report")(run)
 
-    landed >> ingested >> contracts >> [labels, timelines]
-    [labels, timelines] >> mix >> mixture >> pretrain >> evaluate >> promote >> track >> report
+    # contracts take their time and only have to pass before anything is trained
+    landed >> ingested >> [contracts, labels, timelines]
+    [labels, timelines] >> mix
+    [contracts, mix] >> mixture >> pretrain >> evaluate >> promote >> track >> report

@@ -75,12 +75,15 @@ def test_labels_and_timelines_are_independent() -> None:
     assert "timelines" not in upstream
     assert "ingest" in upstream
     assert dag.get_task("mix").upstream_task_ids >= {"labels", "timelines"}
+    trained_after = dag.get_task("pretrain").get_flat_relative_ids(upstream=True)
+    assert trained_after >= {"contracts", "mixture_contract", "mix"}
 
 
 @pytest.mark.parametrize("name", CHAIN)
 def test_every_task_has_an_existing_pool_retries_and_a_timeout(name: str) -> None:
     for task in load(name).tasks:
         assert task.pool in pools(), task.task_id
+        assert task.pool_slots <= pools()[task.pool]["slots"], task.task_id
         assert task.execution_timeout is not None
         assert task.task_id in ("resolve", "find_run") or task.retries > 0
 
