@@ -117,7 +117,8 @@ class Training:
             folder = confined(self.run.home, parent.folder, "pretrain", "model")
             checkpoint.warm_start(folder, self.engine)
             return
-        self.engine.dense.heads.set_prior(prior_of(self.segments, self.run.config.objectives))
+        prior_K = prior_of(self.segments[0].columns, self.run.config.objectives)
+        self.engine.dense.heads.set_prior(prior_K)
         self.engine.restart_averages()
 
     def run_all(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping
 from importlib.metadata import version
 
 import numpy as np
@@ -17,12 +17,12 @@ from model.flops import flops_per_row
 from model.foundation import FoundationModel
 from model.parallel import Engine, EngineConfig
 from model.snapshot import num_parameters
-from pipeline.mixing.loader import Loader
 from pipeline.run.manifest import need_manifest
 from pipeline.run.paths import Run
 
 log = logging.getLogger(__name__)
 PRIOR_ROWS = 20_000
+NO_PRIOR = 0.01  # an objective without a mature label yet is taken to be rare
 STACK = ("torch", "torchrec", "fbgemm-gpu-cpu", "deepspeed")
 
 
@@ -51,16 +51,17 @@ def build_engine(run: Run) -> Engine:
     )
 
 
-def prior_of(segments: Sequence[Loader], objectives: tuple[Objective, ...]) -> Tensor:
-    """Base rate of each objective over the first rows that the run trains on."""
-    columns = segments[0].columns
+def prior_of(columns: Mapping[str, np.ndarray], objectives: tuple[Objective, ...]) -> Tensor:
+    """Base rate of each objective over its first mature labels among the rows trained first.
+
+    Delayed labels are not mature in the first rows, so each objective takes rows of its own.
+    """
     rates = []
     for objective in objectives:
-        y, mask, weight = (
-            columns[f"{p}_{objective.name}"][:PRIOR_ROWS].astype(np.float64) for p in "ymw"
-        )
-        total = float((mask * weight).sum())
-        rates.append(float((y * mask * weight).sum()) / total if total else 0.5)
+        mature = np.flatnonzero(columns[f"m_{objective.name}"])[:PRIOR_ROWS]
+        y, weight = (columns[f"{p}_{objective.name}"][mature].astype(np.float64) for p in "yw")
+        total = float(weight.sum())
+        rates.append(float((y * weight).sum()) / total if total else NO_PRIOR)
     return torch.tensor(rates)
 
 

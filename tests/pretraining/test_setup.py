@@ -1,0 +1,28 @@
+"""The heads' prior."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from model.config import Objective
+from pipeline.pretraining.setup import NO_PRIOR, PRIOR_ROWS, prior_of
+
+
+def test_prior_of_a_delayed_label_comes_from_its_first_mature_rows():
+    rows = 2 * PRIOR_ROWS
+    late = np.arange(rows) >= PRIOR_ROWS
+    columns = {
+        "y_click": np.arange(rows) % 4 == 0,
+        "m_click": np.ones(rows, bool),
+        "w_click": np.ones(rows, np.float32),
+        "y_conversion": late & (np.arange(rows) % 10 == 0),
+        "m_conversion": late,
+        "w_conversion": np.where(np.arange(rows) % 10 == 0, 1.0, 3.0),
+        "y_install": np.zeros(rows),
+        "m_install": np.zeros(rows),
+        "w_install": np.ones(rows),
+    }
+    names = ("click", "conversion", "install")
+    rates = prior_of(columns, tuple(Objective(name=n) for n in names)).tolist()
+    assert rates == pytest.approx([0.25, 1 / 28, NO_PRIOR])
