@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import json
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
 from pipeline.run.airflow_api import AirflowApi, quoted
+from pipeline.run.errors import ConfigError, RetryError
 from pipeline.run.runs import CHAIN
 
 log = logging.getLogger(__name__)
 FIRST = "foundation_daily"
 ACTIVE = ("queued", "running")
+PAUSES_S = (2.0, 5.0, 10.0, 20.0)
 
 
 def trigger(api: AirflowApi, form: dict[str, Any]) -> str:
@@ -22,8 +26,26 @@ def trigger(api: AirflowApi, form: dict[str, Any]) -> str:
         if run["conf"] == form:
             log.info("following %s, which is %s already", run["dag_run_id"], run["state"])
             return run["dag_run_id"]
+    now = dt.datetime.now(dt.UTC).isoformat()
     body = {"logical_date": None, "partition_key": form["day"], "conf": form}
-    return api.post(f"/dags/{FIRST}/dagRuns", body)["dag_run_id"]
+    return _start(api, body | {"dag_run_id": f"manual__{now}"})
+
+
+def _start(api: AirflowApi, body: dict[str, Any]) -> str:
+    """Post a run; again, under the same id, when Airflow's database was too busy to take it."""
+    pauses = list(PAUSES_S)
+    while True:
+        try:
+            return api.post(f"/dags/{FIRST}/dagRuns", body)["dag_run_id"]
+        except RetryError as error:
+            if not pauses:
+                raise
+            log.info("trying again: %s", error)
+            time.sleep(pauses.pop(0))
+        except ConfigError as error:
+            if ": 409 " in str(error):  # an earlier try did arrive
+                return body["dag_run_id"]
+            raise
 
 
 def abandon_lost(api: AirflowApi) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from pipeline.__main__ import main
 from pipeline.run import daily, servers
-from pipeline.run.errors import DataError, RetryError
+from pipeline.run.errors import ConfigError, DataError, RetryError
 from pipeline.run.paths import open_run
 from pipeline.run.presets import preset
 from pipeline.run.resolve import resolve
@@ -194,8 +194,28 @@ def test_a_run_under_way_is_followed_not_started_again() -> None:
 def test_a_new_run_carries_the_day_as_its_partition() -> None:
     api = RecordedApi([])
     assert trigger(api, {"day": DAY}) == "new"  # type: ignore[arg-type]
-    body = {"logical_date": None, "partition_key": DAY, "conf": {"day": DAY}}
-    assert api.changes == [("/dags/foundation_daily/dagRuns", body)]
+    ((path, body),) = api.changes
+    assert path == "/dags/foundation_daily/dagRuns"
+    assert isinstance(body, dict)
+    assert body.pop("dag_run_id").startswith("manual__")
+    assert body == {"logical_date": None, "partition_key": DAY, "conf": {"day": DAY}}
+
+
+class BusyApi(RecordedApi):
+    """Fails at the first call although the run arrives, then knows the id."""
+
+    def post(self, path: str, body: object) -> dict[str, object]:
+        super().post(path, body)
+        if len(self.changes) == 1:
+            raise RetryError("Airflow failed at POST: 500 Database error")
+        raise ConfigError("Airflow refused POST: 409 it exists")
+
+
+def test_a_busy_database_does_not_start_a_day_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.run.trigger.PAUSES_S", (0.0,))
+    api = BusyApi([])
+    started = trigger(api, {"day": DAY})  # type: ignore[arg-type]
+    assert [body["dag_run_id"] for _, body in api.changes] == [started, started]  # type: ignore[index]
 
 
 def test_lost_runs_are_given_up_but_not_the_schedules_own() -> None:
