@@ -13,7 +13,8 @@ import polars as pl
 from pipeline.evaluation import gates
 from pipeline.evaluation.gates import Gate
 from pipeline.evaluation.scoring import SCORING_BATCH, candidate_folder, holdout, load, score
-from pipeline.run.config import RunConfig, to_dict
+from pipeline.run.codec import to_dict
+from pipeline.run.config import RunConfig
 from pipeline.run.errors import DataError
 from pipeline.run.manifest import Manifest, Outcome, need_manifest, produce, write_json
 from pipeline.run.paths import Run

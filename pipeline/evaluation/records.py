@@ -12,7 +12,8 @@ from typing import Any
 from pipeline.evaluation import figures
 from pipeline.evaluation.intervals import triple
 from pipeline.evaluation.lineage import read_json
-from pipeline.run.config import RunConfig, to_dict
+from pipeline.run.codec import to_dict
+from pipeline.run.config import RunConfig
 from pipeline.run.manifest import read_manifest
 from pipeline.run.paths import Run
 

@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.evaluation import figures, records
 from pipeline.evaluation.intervals import triple
 from pipeline.evaluation.lineage import earlier_runs, read_json
-from pipeline.run.config import to_dict
+from pipeline.run.codec import to_dict
 from pipeline.run.errors import ConfigError, DataError
 from pipeline.run.manifest import MANIFEST, read_manifest
 from pipeline.run.paths import Run, confined, open_run

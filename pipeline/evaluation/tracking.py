@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.evaluation import records
 from pipeline.evaluation.lineage import read_json
-from pipeline.run.config import digest, to_dict
+from pipeline.run.codec import digest, to_dict
 from pipeline.run.manifest import (
     Manifest,
     Outcome,

@@ -23,7 +23,8 @@ from pipeline.mixing.hashing import bucket_of
 from pipeline.mixing.ledger import Entry, listed, totals
 from pipeline.mixing.quarantine import publish_rejected, quarantine_folder
 from pipeline.mixing.sources.files import TableRead, files_of, mapping_of, read_table
-from pipeline.run.config import RunConfig, from_dict
+from pipeline.run.codec import from_dict
+from pipeline.run.config import RunConfig
 from pipeline.run.errors import ConfigError, DataError
 from pipeline.run.manifest import (
     Manifest,

@@ -37,7 +37,8 @@ from pipeline.mixing.sequences import (
     read_sequences,
     write_sequences,
 )
-from pipeline.run.config import RunConfig, digest
+from pipeline.run.codec import digest
+from pipeline.run.config import RunConfig
 from pipeline.run.errors import ConfigError, DataError
 from pipeline.run.manifest import Manifest, Outcome, need_manifest, produce, read_manifest
 from pipeline.run.paths import Run

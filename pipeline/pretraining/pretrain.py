@@ -28,7 +28,7 @@ from pipeline.mixing.loader import Loader
 from pipeline.pretraining.epoch import describe, inherited_epoch, opens_epoch
 from pipeline.pretraining.meter import Meter
 from pipeline.pretraining.setup import banner, build_engine, prior_of
-from pipeline.run.config import digest
+from pipeline.run.codec import digest
 from pipeline.run.errors import DataError
 from pipeline.run.manifest import Manifest, Outcome, need_manifest, produce
 from pipeline.run.paths import Run, confined

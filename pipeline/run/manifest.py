@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.run.config import digest, from_dict, to_dict
+from pipeline.run.codec import digest, from_dict, to_dict
 from pipeline.run.errors import DataError
 from pipeline.run.lock import locked
 

@@ -7,7 +7,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.run.config import RunConfig, from_dict
+from pipeline.run.codec import from_dict
+from pipeline.run.config import RunConfig
 from pipeline.run.errors import ConfigError, DataError
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -24,6 +24,7 @@ from model.config import (
     Objective,
     SparseFeature,
 )
+from pipeline.run.codec import from_dict
 from pipeline.run.config import (
     EvaluationConfig,
     MixConfig,
@@ -34,7 +35,6 @@ from pipeline.run.config import (
     TableMapping,
     TrainConfig,
     WindowConfig,
-    from_dict,
 )
 
 SIZES = ("smoke", "small", "base")

@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.run.config import Parent, RunConfig, from_dict, to_dict, with_overrides
+from pipeline.run.codec import from_dict, to_dict
+from pipeline.run.config import Parent, RunConfig, with_overrides
 from pipeline.run.errors import EXIT_OK, ConfigError, DataError
 from pipeline.run.manifest import write_json
 from pipeline.run.paths import confined, home, open_run, run_folder

@@ -23,7 +23,7 @@ from typing import Any
 
 from pipeline.run import processes
 from pipeline.run.airflow_api import AirflowApi
-from pipeline.run.config import digest, from_dict, to_dict
+from pipeline.run.codec import digest, from_dict, to_dict
 from pipeline.run.environment import (
     LOOPBACK,
     PORTS,

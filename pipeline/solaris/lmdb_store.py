@@ -18,7 +18,7 @@ from typing import Final, TypeVar, cast
 import lmdb
 import numpy as np
 
-from pipeline.run.config import from_dict, to_dict
+from pipeline.run.codec import from_dict, to_dict
 from pipeline.run.errors import DataError, RetryError
 from pipeline.run.lock import locked
 from pipeline.solaris.records import gather, pack_records, recent_lists, record_of

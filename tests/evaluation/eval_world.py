@@ -11,7 +11,8 @@ from pipeline.mixing.labels import labels
 from pipeline.mixing.land import land
 from pipeline.mixing.mix import mix
 from pipeline.mixing.timeline import timelines
-from pipeline.run.config import Parent, PlantedConfig, RunConfig, to_dict
+from pipeline.run.codec import to_dict
+from pipeline.run.config import Parent, PlantedConfig, RunConfig
 from pipeline.run.manifest import Outcome, need_manifest, produce, write_json
 from pipeline.run.paths import Run, open_run, run_folder
 from pipeline.run.presets import preset

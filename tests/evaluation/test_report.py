@@ -11,7 +11,8 @@ from pipeline.evaluation import report_sections
 from pipeline.evaluation.lineage import earlier_runs
 from pipeline.evaluation.report import count, percent, report, spread
 from pipeline.evaluation.summary import summarise
-from pipeline.run.config import Parent, to_dict
+from pipeline.run.codec import to_dict
+from pipeline.run.config import Parent
 from pipeline.run.manifest import Outcome, produce, write_json
 from pipeline.run.paths import Run, open_run, run_folder
 from pipeline.run.presets import preset

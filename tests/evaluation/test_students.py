@@ -8,7 +8,8 @@ import polars as pl
 import pytest
 
 from pipeline.evaluation.students import decide, evaluate_students, promote_students
-from pipeline.run.config import RunConfig, to_dict
+from pipeline.run.codec import to_dict
+from pipeline.run.config import RunConfig
 from pipeline.run.errors import DataError
 from pipeline.run.manifest import Outcome, produce, write_json
 from pipeline.run.paths import Run, open_run, run_folder

@@ -15,7 +15,8 @@ import pytest
 
 from pipeline.evaluation import records
 from pipeline.evaluation.tracking import track
-from pipeline.run.config import RunConfig, to_dict
+from pipeline.run.codec import to_dict
+from pipeline.run.config import RunConfig
 from pipeline.run.manifest import Outcome, produce, write_json
 from pipeline.run.paths import Run, open_run, run_folder
 from pipeline.run.presets import preset

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from pipeline.loopfm.contracts import representation_contract
-from pipeline.run.config import to_dict
+from pipeline.run.codec import to_dict
 from pipeline.run.errors import ContractError
 from pipeline.run.manifest import Outcome, produce, write_json
 from pipeline.run.paths import Run, open_run, run_folder

@@ -24,7 +24,8 @@ from pipeline.mixing.ingest import ingest
 from pipeline.mixing.labels import labels
 from pipeline.mixing.mix import mix
 from pipeline.mixing.timeline import timelines
-from pipeline.run.config import MixConfig, RunConfig, SourceConfig, WindowConfig, to_dict
+from pipeline.run.codec import to_dict
+from pipeline.run.config import MixConfig, RunConfig, SourceConfig, WindowConfig
 from pipeline.run.paths import Run, run_folder
 from pipeline.run.presets import landed
 from pipeline.run.window import DAY_US, HOUR_US, day_begin_us, window_of

@@ -14,7 +14,8 @@ import pytest
 
 from pipeline.mixing.land import land
 from pipeline.mixing.sources.files import read_table
-from pipeline.run.config import RunConfig, SourceConfig, TableMapping, to_dict, with_overrides
+from pipeline.run.codec import to_dict
+from pipeline.run.config import RunConfig, SourceConfig, TableMapping, with_overrides
 from pipeline.run.errors import DataError
 from pipeline.run.manifest import write_json
 from pipeline.run.paths import Run, run_folder

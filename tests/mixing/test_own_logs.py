@@ -9,7 +9,7 @@ import pytest
 from model.config import ConfigError
 from pipeline.mixing.land import land
 from pipeline.mixing.sources.files import read_table
-from pipeline.run.config import to_dict
+from pipeline.run.codec import to_dict
 from pipeline.run.manifest import write_json
 from pipeline.run.paths import REPOSITORY, Run, run_folder
 from pipeline.run.presets import preset, read_spec

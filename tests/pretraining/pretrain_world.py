@@ -10,7 +10,8 @@ from pipeline.mixing.labels import labels
 from pipeline.mixing.land import land
 from pipeline.mixing.mix import mix
 from pipeline.mixing.timeline import timelines
-from pipeline.run.config import Parent, to_dict, with_overrides
+from pipeline.run.codec import to_dict
+from pipeline.run.config import Parent, with_overrides
 from pipeline.run.manifest import write_json
 from pipeline.run.paths import Run, run_folder
 from pipeline.run.presets import preset

@@ -15,7 +15,8 @@ import pytest
 from model.snapshot import load_snapshot, read_meta
 from pipeline.pretraining.epoch import inherited_epoch, opens_epoch
 from pipeline.pretraining.pretrain import Training
-from pipeline.run.config import Parent, to_dict
+from pipeline.run.codec import to_dict
+from pipeline.run.config import Parent
 from pipeline.run.manifest import need_manifest, write_json
 from pipeline.run.paths import Run, open_run, run_folder
 from pipeline.run.window import DAY_US, window_of

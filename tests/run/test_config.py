@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.run.config import RunConfig, from_dict, to_dict, with_overrides
+from pipeline.run.codec import from_dict, to_dict
+from pipeline.run.config import RunConfig, with_overrides
 from pipeline.run.errors import ConfigError
 from pipeline.run.presets import SIZES, preset
 

@@ -10,7 +10,8 @@ import polars as pl
 from data_contracts.schema import CANDIDATES
 from pipeline.mixing.frames import write_frame
 from pipeline.mixing.hashing import bucket_of
-from pipeline.run.config import RunConfig, from_dict, to_dict, with_overrides
+from pipeline.run.codec import from_dict, to_dict
+from pipeline.run.config import RunConfig, with_overrides
 from pipeline.run.manifest import Outcome, produce, write_json
 from pipeline.run.paths import Run, run_folder
 from pipeline.run.presets import preset
