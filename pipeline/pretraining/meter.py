@@ -6,6 +6,8 @@ Suffixes: B rows, K objectives.
 from __future__ import annotations
 
 import math
+import time
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -82,3 +84,17 @@ class Meter:
             base = -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate))
             found.append(entropy / total / base)
         return found
+
+
+@dataclass(kw_only=True)
+class Clock:
+    """Where the time goes; kept out of the published folder, which holds no wall time."""
+
+    began: float
+    waited: float = 0.0
+    rows: int = 0
+
+    def figures(self) -> dict[str, float]:
+        """Rows per second and the share of time spent waiting for data."""
+        spent = max(time.monotonic() - self.began, 1e-9)
+        return {"rows_per_s": self.rows / spent, "data_wait": self.waited / spent}

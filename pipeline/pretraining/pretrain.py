@@ -13,7 +13,6 @@ import logging
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from model.foundation import FoundationModel, training_loss
 from model.snapshot import save_snapshot
 from pipeline.mixing.loader import Loader
 from pipeline.pretraining.epoch import describe, inherited_epoch, opens_epoch
-from pipeline.pretraining.meter import Meter
+from pipeline.pretraining.meter import Clock, Meter
 from pipeline.pretraining.setup import banner, build_engine, prior_of
 from pipeline.run.codec import digest
 from pipeline.run.errors import DataError
@@ -36,20 +35,6 @@ from pipeline.run.progress import Progress
 from pipeline.run.window import Window, window_of
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(kw_only=True)
-class Clock:
-    """Where the time goes; kept out of the published folder, which holds no wall time."""
-
-    began: float
-    waited: float = 0.0
-    rows: int = 0
-
-    def figures(self) -> dict[str, float]:
-        """Rows per second and the share of time spent waiting for data."""
-        spent = max(time.monotonic() - self.began, 1e-9)
-        return {"rows_per_s": self.rows / spent, "data_wait": self.waited / spent}
 
 
 def pretrain(run: Run, unit: str) -> Manifest:
