@@ -244,11 +244,17 @@ def _migrate(environment: dict[str, str]) -> None:
 
 
 def _make_pools(client: AirflowApi) -> None:
-    """Create the pools of deploy/pools.json; pools that exist keep the slots they were given."""
-    known = {pool["name"] for pool in client.get("/pools", limit=100)["pools"]}
+    """Create the pools of deploy/pools.json; those that exist keep more slots, never fewer.
+
+    A task that takes more slots than its pool has would wait for ever.
+    """
+    known = {pool["name"]: pool["slots"] for pool in client.get("/pools", limit=100)["pools"]}
     for name, pool in pools().items():
         if name not in known:
             client.post("/pools", {"name": name, **pool})
+        elif known[name] < pool["slots"]:
+            log.info("pool %s: %d slots are too few, %d now", name, known[name], pool["slots"])
+            client.patch(f"/pools/{name}", {"name": name, **pool})
 
 
 def _dags_read(client: AirflowApi, since: float) -> bool:

@@ -11,11 +11,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipeline.__main__ import main
 from pipeline.run import processes
+from pipeline.run.airflow_api import AirflowApi
 from pipeline.run.environment import (
     LOOPBACK,
     Ports,
@@ -25,7 +27,7 @@ from pipeline.run.environment import (
     state_folder,
 )
 from pipeline.run.errors import ConfigError, RetryError
-from pipeline.run.servers import describe
+from pipeline.run.servers import _make_pools, describe, pools
 
 ROOT = Path(__file__).resolve().parents[2]
 FORKING = (
@@ -179,6 +181,32 @@ def test_pools_have_slots() -> None:
     pools = json.loads((ROOT / "deploy" / "pools.json").read_text())
     assert set(pools) == {"gpu", "io", "light"}
     assert all(pool["slots"] > 0 and pool["description"] for pool in pools.values())
+
+
+class _RecordingApi(AirflowApi):
+    """Answers with the given pools and keeps what was asked to change."""
+
+    def __init__(self, slots: dict[str, int]) -> None:
+        super().__init__("http://127.0.0.1:1")
+        self.slots, self.changes = slots, []
+
+    def get(self, path: str, **query: object) -> dict[str, Any]:
+        return {"pools": [{"name": n, "slots": s} for n, s in self.slots.items()]}
+
+    def post(self, path: str, body: Any) -> dict[str, Any]:
+        self.changes.append(("made", body["name"], body["slots"]))
+        return {}
+
+    def patch(self, path: str, body: Any) -> dict[str, Any]:
+        self.changes.append(("raised", body["name"], body["slots"]))
+        return {}
+
+
+def test_pools_are_made_or_raised_but_never_shrunk() -> None:
+    wanted = {name: pool["slots"] for name, pool in pools().items()}
+    api = _RecordingApi({"gpu": wanted["gpu"] - 1, "io": wanted["io"] + 5})
+    _make_pools(api)
+    assert api.changes == [("raised", "gpu", wanted["gpu"]), ("made", "light", wanted["light"])]
 
 
 def test_an_absent_airflow_is_a_retry_error(taken_port: int) -> None:
