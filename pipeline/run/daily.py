@@ -25,6 +25,7 @@ from pipeline.run.errors import EXIT_FAILED, EXIT_OK, DataError, RetryError
 from pipeline.run.launch import pipeline_command
 from pipeline.run.lock import locked
 from pipeline.run.paths import Run, home, landing_folder, open_run, run_folder
+from pipeline.run.presets import SIZES, source_spec
 from pipeline.run.resolve import config_of, request_parser, resolve
 from pipeline.run.runs import unfinished
 from pipeline.run.summary import summary
@@ -61,6 +62,8 @@ def default_day(source: str) -> str:
     if source == "planted":
         return (dt.datetime.now(dt.UTC).date() - dt.timedelta(days=1)).isoformat()
     if source not in FETCHABLE:
+        if not source.endswith(".toml"):
+            source_spec(source, SIZES[0])  # says which sources there are
         raise DataError(f"source {source} has no default day; name one: DAY=2026-11-29")
     return fetched_days(source)[-1]
 

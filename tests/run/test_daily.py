@@ -55,6 +55,11 @@ def test_default_day_of_a_fetched_source_is_its_last(own_home: Path) -> None:
     assert daily.default_day("openbandit") == "2019-11-25"
 
 
+def test_an_unknown_source_is_named_before_its_day() -> None:
+    with pytest.raises(ConfigError, match="source must be one of"):
+        daily.default_day("nowhere")
+
+
 def test_own_logs_need_a_day() -> None:
     with pytest.raises(DataError, match="name one"):
         daily.default_day("mine.toml")
