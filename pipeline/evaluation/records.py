@@ -13,7 +13,7 @@ from pipeline.evaluation import figures
 from pipeline.evaluation.intervals import triple
 from pipeline.evaluation.lineage import read_json
 from pipeline.run.codec import to_dict
-from pipeline.run.config import RunConfig
+from pipeline.run.config import OVERALL, RunConfig
 from pipeline.run.manifest import read_manifest
 from pipeline.run.paths import Run
 
@@ -104,19 +104,19 @@ def pictures(run: Run, experiment: str) -> dict[str, bytes]:
 
 
 def cells_of(run: Run, measured: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
-    """(surface, objective, cell) in config order, "all" first."""
+    """(surface, objective, cell) in config order, "overall" first."""
     config = run.config
-    parts = {"all": measured["overall"]} | measured["surfaces"]
+    parts = {OVERALL: measured["overall"]} | measured["surfaces"]
     return [
         (surface, o.name, parts[surface][o.name])
-        for surface in ("all", *config.surfaces)
+        for surface in (OVERALL, *config.surfaces)
         for o in config.objectives
         if o.name in parts.get(surface, {})
     ]
 
 
 def ne_rows(run: Run, measured: dict[str, Any]) -> dict[str, dict[str, list[float | None]]]:
-    """ "surface / objective" -> model -> NE spread, surfaces after "all"."""
+    """ "surface / objective" -> model -> NE spread, surfaces after "overall"."""
     return {
         f"{surface} / {objective}": {
             model: triple(cell[model]["ne"])

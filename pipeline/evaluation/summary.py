@@ -11,6 +11,7 @@ from pipeline.evaluation import metrics
 from pipeline.evaluation.intervals import Draws, interval, number, resample, triple
 from pipeline.evaluation.metrics import Floats, ratio
 from pipeline.evaluation.truth import TRUE_PREFIX
+from pipeline.run.config import OVERALL
 from pipeline.run.window import HOUR_US
 
 Cell = dict[str, Any]
@@ -39,7 +40,7 @@ def summarise(
         "draws": draws,
         "rows": [
             _flat(s, o, c)
-            for s, cs in (("all", overall), *by_surface.items())
+            for s, cs in ((OVERALL, overall), *by_surface.items())
             for o, c in cs.items()
         ],
         "overall": overall,

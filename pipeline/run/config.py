@@ -10,6 +10,8 @@ from typing import Any, Literal
 from model.config import ConfigError, FeatureSet, ModelConfig, Objective, require
 from pipeline.run.codec import digest, from_dict, to_dict
 
+OVERALL = "overall"  # the name of all surfaces together wherever figures are listed
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlantedConfig:
@@ -306,6 +308,13 @@ class RunConfig:
                 f"day must be a date like 2026-11-29, got {self.day!r}; fix it"
             ) from None
         require(len(self.surfaces) > 0, "surfaces", "not empty", self.surfaces, "name at least one")
+        require(
+            OVERALL not in self.surfaces,
+            "surfaces",
+            f"without {OVERALL!r}, which names all of them together",
+            self.surfaces,
+            "rename it in the source's mapping",
+        )
         require(
             any(o.name == "click" for o in self.objectives),
             "objectives",

@@ -50,11 +50,11 @@ def test_metrics_are_those_of_the_predictions(runs: tuple[Run, Run]) -> None:
     run, _ = runs
     frame = pl.read_parquet(run.output("evaluate") / "predictions.parquet")
     found = read(run, "evaluate", "metrics.json")
-    for surface, objective in (("feed", "click"), ("reels", "click"), ("all", "conversion")):
+    for surface, objective in (("feed", "click"), ("reels", "click"), ("overall", "conversion")):
         rows = frame.filter(pl.col(f"m_{objective}"))
-        if surface != "all":
+        if surface != "overall":
             rows = rows.filter(pl.col("surface") == surface)
-        cells = found["overall"] if surface == "all" else found["surfaces"][surface]
+        cells = found["overall"] if surface == "overall" else found["surfaces"][surface]
         y, p = rows[f"y_{objective}"].to_numpy(), rows[f"p_{objective}"].to_numpy()
         assert cells[objective]["rows"] == len(rows)
         assert cells[objective]["positives"] == int(y.sum())
@@ -95,7 +95,7 @@ def test_the_champion_is_scored_on_the_same_rows_by_its_own_model(runs: tuple[Ru
     assert found["champion"]["day"] == first.config.day
     gap = cell["challenger"]["ne"]["value"] - cell["champion"]["ne"]["value"]
     assert cell["difference"]["ne"]["value"] == pytest.approx(gap)
-    assert [row["surface"] for row in found["rows"]][:1] == ["all"]
+    assert [row["surface"] for row in found["rows"]][:1] == ["overall"]
 
 
 def test_the_same_champion_gives_a_difference_of_zero(runs: tuple[Run, Run]) -> None:

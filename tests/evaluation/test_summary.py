@@ -92,6 +92,6 @@ def test_truth_gives_bayes_and_closed_on_labels_and_on_probabilities() -> None:
 def test_flat_rows_name_every_cell() -> None:
     names = [(row["surface"], row["objective"]) for row in FOUND["rows"]]
     assert names == [
-        ("all", "click"), ("all", "conversion"), ("feed", "click"), ("feed", "conversion"),
+        ("overall", "click"), ("overall", "conversion"), ("feed", "click"), ("feed", "conversion"),
         ("reels", "click"), ("reels", "conversion"),
     ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -73,3 +74,9 @@ def test_an_unknown_field_in_a_file_is_refused() -> None:
     data["window"]["holdout"] = 3
     with pytest.raises(ConfigError, match=r"window\.holdout"):
         from_dict(RunConfig, data)
+
+
+def test_a_surface_cannot_be_named_like_the_total() -> None:
+    config = preset("2026-11-29", "smoke")
+    with pytest.raises(ConfigError, match="'overall', which names all"):
+        replace(config, surfaces=("feed", "overall"))
