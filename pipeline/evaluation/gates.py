@@ -86,7 +86,7 @@ def calibrated(metrics: dict[str, Any], config: EvaluationConfig) -> Gate:
     for objective, cell in metrics["overall"].items():
         value = cell["challenger"]["calibration"]["value"]
         if cell["positives"] >= config.min_positives and not low <= _number(value) <= high:
-            out.append(f"all/{objective} {_number(value):.3f}")
+            out.append(f"overall/{objective} {_number(value):.3f}")
     for label, cell in _cells(metrics):
         found = cell["challenger"]["calibration"]
         if cell["positives"] < config.min_positives:

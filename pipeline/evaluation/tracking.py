@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 EXPERIMENTS = ("foundation", "solaris", "students")
-PRIMARY = {"foundation": "eval/ne/all/click", "solaris": "coverage/asked/exact", "students": ""}
+PRIMARY = {"foundation": "eval/ne/overall/click", "solaris": "coverage/asked/exact", "students": ""}
 MEMORY = "mlflow.json"
 FOLDER_TAG = "headwater.run_folder"
 FINGERPRINT_TAG = "fingerprint"

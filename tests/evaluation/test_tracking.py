@@ -233,7 +233,7 @@ def test_through_a_real_server(server: str, tmp_path: Path) -> None:
     track(run)
     remote = mlflow.MlflowClient(tracking_uri=server, registry_uri=server)
     (found,) = runs_of(remote, "foundation")
-    assert found.data.metrics["eval/ne/all/click"] == 0.9
+    assert found.data.metrics["eval/ne/overall/click"] == 0.9
     champion = remote.get_model_version_by_alias("foundation", "champion")
     local = mlflow.artifacts.download_artifacts(champion.source, tracking_uri=server)
     assert (Path(local) / "meta.json").is_file()
