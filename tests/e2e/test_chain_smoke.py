@@ -88,11 +88,11 @@ def test_the_same_day_again_is_a_no_op(command: Command) -> None:
 def test_a_failing_task_ends_the_day_with_its_last_lines(
     command: Command, shared_home: Path
 ) -> None:
-    broken = json.dumps({"source.planted.rows_per_day": 2})
+    broken = json.dumps({"mix.budget": 1e-6})
     done = command("pipeline", "daily", "--day", FIRST, "--size", "smoke", "--overrides", broken)
     assert done.returncode == 1, done.stdout[-3000:] + done.stderr[-3000:]
-    assert "FAILED foundation_daily." in done.stderr
-    assert "Error: " in done.stderr
+    assert "FAILED foundation_daily.mix" in done.stderr
+    assert "ConfigError: mix.budget" in done.stderr
     assert no_process_of(shared_home)
 
 
