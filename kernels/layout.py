@@ -11,6 +11,7 @@ next: pack once, unpack once.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -87,13 +88,13 @@ class _Spread(torch.autograd.Function):
     """zeros[index] = values for distinct indices: both directions are plain copies."""
 
     @staticmethod
-    def forward(ctx, values, index, size):  # type: ignore[no-untyped-def]
+    def forward(ctx: Any, values: Tensor, index: Tensor, size: int) -> Tensor:
         """Scatter rows to distinct places."""
         ctx.save_for_backward(index)
         return values.new_zeros(size, *values.shape[1:]).index_copy_(0, index, values)
 
     @staticmethod
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         """Gather them back."""
         (index,) = ctx.saved_tensors
         return _Collect.apply(grad, index), None, None
@@ -103,14 +104,14 @@ class _Collect(torch.autograd.Function):
     """values[index] for distinct indices (autograd's own backward would add, row by row)."""
 
     @staticmethod
-    def forward(ctx, values, index):  # type: ignore[no-untyped-def]
+    def forward(ctx: Any, values: Tensor, index: Tensor) -> Tensor:
         """Gather rows."""
         ctx.save_for_backward(index)
         ctx.size = values.shape[0]
         return values.index_select(0, index)
 
     @staticmethod
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         """Scatter them back."""
         (index,) = ctx.saved_tensors
         return _Spread.apply(grad, index, ctx.size), None

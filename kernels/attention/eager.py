@@ -7,6 +7,8 @@ window's cost stays linear in the row's length.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -84,7 +86,7 @@ class _SoftmaxAttention(torch.autograd.Function):
     """softmax(q k^T / sqrt(K) + bias) v with the probabilities kept and all passes in place."""
 
     @staticmethod
-    def forward(ctx, q, k, v, bias):  # type: ignore[no-untyped-def]
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
         """Shapes [b, H, T, K]; bias broadcasts to [b, H, T, T]."""
         ctx.scale = q.shape[-1] ** -0.5
         p = torch.matmul(q, k.transpose(-1, -2)).mul_(ctx.scale)
@@ -96,7 +98,7 @@ class _SoftmaxAttention(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         """dV = P^T dO; dS = P * (dO V^T - rowsum); dQ = dS K; dK = dS^T Q."""
         q, k, v, p = ctx.saved_tensors
         grad = grad.contiguous()
