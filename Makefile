@@ -46,7 +46,7 @@ doctor: install
 	@$(RUN) -m pipeline doctor
 
 test: install
-	@$(RUN) -m pytest -m 'not long and not gpu'
+	@$(RUN) -m pytest -m 'not long and not gpu' -n logical --dist loadfile
 
 test-long: install
 	@$(RUN) -m pytest -m 'long and not gpu' --timeout=7200

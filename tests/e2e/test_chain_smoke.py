@@ -19,6 +19,7 @@ from pipeline.run.paths import open_run
 from pipeline.run.runs import CHAIN, newest_run, unfinished, units_of
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
+pytestmark = pytest.mark.timeout(1800)  # a whole day of tasks, beside other tests
 FIRST, SECOND = "2026-11-26", "2026-11-27"
 
 
