@@ -68,7 +68,7 @@ def predict(run: Run) -> pl.DataFrame:
     champion = champion_folder(run)
     if champion is not None:
         models["c_"] = load(champion)
-    scores = score(models, loader, run.config.train.threads)
+    scores = score(models, loader)
     return with_truth(run, frame_of(run, loader.columns, scores))
 
 

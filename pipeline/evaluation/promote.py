@@ -62,7 +62,7 @@ def golden_batch(run: Run) -> Gate:
     name = "golden_batch"
     try:
         model = load(candidate_folder(run))
-        scores = score({"p_": model}, holdout(run), run.config.train.threads, batches=1)
+        scores = score({"p_": model}, holdout(run), batches=1)
     except (DataError, ValueError, KeyError, RuntimeError) as error:
         return Gate(gate=name, passed=False, reason=f"the candidate does not load: {error}")
     return same_scores(run, scores.by_model["p_"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from pipeline.run.paths import Run, confined
 from pipeline.run.progress import Progress
 
 if TYPE_CHECKING:
+    from model.batch import Batch
     from model.foundation import FoundationModel
     from pipeline.mixing.loader import Loader
 
@@ -60,31 +62,33 @@ def holdout(run: Run) -> Loader:
 
 
 def score(
-    models: Mapping[str, FoundationModel],
-    loader: Loader,
-    threads: int,
-    *,
-    batches: int | None = None,
+    models: Mapping[str, FoundationModel], loader: Loader, *, batches: int | None = None
 ) -> Scores:
     """Score the first `batches` batches (all when None) with every model in one pass."""
-    import torch
+    from model.inference import forward_all
 
-    torch.set_num_threads(threads)
     wanted = loader.num_batches if batches is None else min(batches, loader.num_batches)
     parts: dict[str, list[NDArray[np.float64]]] = {name: [] for name in models}
     lengths: list[NDArray[np.int64]] = []
-    with torch.inference_mode(), Progress("evaluate", wanted) as progress:
-        for _, batch in zip(range(wanted), loader.batches(), strict=False):
-            for name, model in models.items():
-                logits_BK = model(batch).logits_BK.to(torch.float64)
-                parts[name].append(torch.sigmoid(logits_BK).numpy())
-            visible_B = torch.zeros(batch.num_rows, dtype=torch.int64)
-            for events in batch.events.values():
-                visible_B += events.lengths_B
-            lengths.append(visible_B.numpy())
+
+    def forward(batch: Batch) -> tuple[dict[str, NDArray[np.float64]], NDArray[np.int64]]:
+        scored = {name: model(batch).logits_BK.double() for name, model in models.items()}
+        return {name: x_BK.sigmoid().numpy() for name, x_BK in scored.items()}, visible(batch)
+
+    with Progress("evaluate", wanted) as progress:
+        for scored, history_B in forward_all(forward, islice(loader.batches(), wanted)):
+            for name, p_BK in scored.items():
+                parts[name].append(p_BK)
+            lengths.append(history_B)
             progress.step()
     empty = np.zeros((0, 0))
     return Scores(
         by_model={n: np.concatenate(p) if p else empty for n, p in parts.items()},
         history_N=np.concatenate([np.zeros(0, np.int64), *lengths]),
     )
+
+
+def visible(batch: Batch) -> NDArray[np.int64]:
+    """Events of any type that each row sees [B]."""
+    lengths = [events.lengths_B.numpy() for events in batch.events.values()]
+    return np.sum([np.zeros(batch.num_rows, np.int64), *lengths], axis=0)

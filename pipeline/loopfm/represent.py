@@ -125,7 +125,6 @@ def _score_day(run: Run, source: _Source, day: str) -> tuple[Representations, In
         width=run.config.model.representation_dim,
         num_objectives=len(run.config.objectives),
         quantization=run.config.transfer.quantization,
-        threads=run.config.train.threads,
         title=f"represent {day}",
     )
     rows = Representations(

@@ -15,6 +15,7 @@ import torch
 
 from model.batch import Batch
 from model.foundation import FoundationModel
+from model.inference import forward_all
 from pipeline.loopfm.compress import Quantization, pack, storage_dtype
 from pipeline.run.progress import Progress
 
@@ -35,21 +36,20 @@ def score(
     width: int,
     num_objectives: int,
     quantization: Quantization,
-    threads: int,
     title: str,
+    workers: int | None = None,
 ) -> Scores:
-    """Codes and logits of all rows, in inference mode with a fixed number of threads."""
+    """Codes and logits of all rows; `workers` batches at a time (`model.inference`)."""
     z_Nd = np.zeros((num_rows, width), dtype=storage_dtype(quantization))
     logits_NK = np.zeros((num_rows, num_objectives), dtype=np.float32)
     done = 0
-    with torch.inference_mode(), torch_threads(threads), Progress(title, num_rows) as progress:
-        for batch in batches:
-            output = model(batch)
-            rows = slice(done, done + batch.num_rows)
+    with Progress(title, num_rows) as progress:
+        for output in forward_all(model, batches, workers=workers):
+            rows = slice(done, done + len(output.logits_BK))
             z_Nd[rows] = pack(output.representation_Bd.float().numpy(), quantization)
             logits_NK[rows] = output.logits_BK.float().numpy()
-            done += batch.num_rows
-            progress.step(batch.num_rows)
+            done = rows.stop
+            progress.step(len(output.logits_BK))
     return Scores(z_Nd=z_Nd[:done], logits_NK=logits_NK[:done])
 
 

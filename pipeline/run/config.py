@@ -194,7 +194,7 @@ class TrainConfig:
     ema_decay: float = 0.98
     epochs: int = 1
     ranks: int = 1
-    threads: int = 2
+    threads: int = 1
     zero_stage: int = 0
     checkpoint_every_s: float = 60.0
     seed: int = 0

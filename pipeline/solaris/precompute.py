@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,7 +73,7 @@ def _score(run: Run, epoch: Epoch, pairs: pl.DataFrame, known: PairRows) -> Vect
         width=config.model.representation_dim,
         num_objectives=len(config.objectives),
         quantization=config.transfer.quantization,
-        threads=max(1, config.train.threads // config.solaris.num_shards),  # shards run abreast
+        workers=max(1, (os.cpu_count() or 1) // config.solaris.num_shards),  # shards run abreast
         title="precompute",
     )
     kept = pairs.filter(pl.Series(known.kept_N))
