@@ -5,7 +5,7 @@ score it. Those scores are what a forecast is: no row that is trained on afterwa
 holdout, lends the fit its own label. The shift is added to the heads' biases of the published
 model, so that every reader of a snapshot has it, and so does the next day's start.
 
-Suffixes: N rows, K objectives, Z surfaces.
+Suffixes: N rows, M rows with a label, K objectives, Z surfaces, P shifts.
 """
 
 from __future__ import annotations
@@ -110,11 +110,8 @@ def fit_intercepts(scored: Scored, num_surfaces: int) -> Floats:
         scored.logits_NK.T, scored.labels_NK.T, scored.weights_NK.T, strict=True
     ):
         known_N = w_N > 0
-        shift_P = _newton(
-            design_NP[known_N],
-            *(a_N[known_N].astype(np.float64) for a_N in (logit_N, y_N, w_N)),
-            precision_P,
-        )
+        logit_M, y_M, w_M = (a_N[known_N].astype(np.float64) for a_N in (logit_N, y_N, w_N))
+        shift_P = _newton(design_NP[known_N], logit_M, y_M, w_M, precision_P)
         shifts.append(shift_P[0] + shift_P[1:])
     return np.stack(shifts, axis=1)
 
