@@ -2,8 +2,9 @@
 
 A first run trains in two segments: labels before `students_begin`, after which the weights are
 frozen as the representation epoch, and the rest up to the cut. Later runs start from their parent's
-model and have one segment. Killed at any step, the stage goes on from its last checkpoint and ends
-with the same bytes.
+model and have one segment. The published model's intercepts are fitted on scores that the last
+hours got before they were trained on. Killed at any step, the stage goes on from its last
+checkpoint and ends with the same bytes.
 """
 
 from __future__ import annotations
@@ -24,6 +25,12 @@ from model.batch import Batch
 from model.foundation import FoundationModel, training_loss
 from model.snapshot import save_snapshot
 from pipeline.mixing.loader import Loader
+from pipeline.pretraining.calibration import (
+    Calibrator,
+    apply_intercepts,
+    calibration_begin,
+    named,
+)
 from pipeline.pretraining.epoch import describe, inherited_epoch, opens_epoch
 from pipeline.pretraining.meter import Clock, Meter
 from pipeline.pretraining.setup import banner, build_engine, prior_of
@@ -69,8 +76,10 @@ class Training:
         self.run, self.window, self.config_hash = run, window, config_hash
         self.checkpoints = run.inside("checkpoints")
         self.epoch_folder = self.checkpoints / "epoch"
+        self.calibration_folder = self.checkpoints / "calibration"
         self.opens_epoch = opens_epoch(run, window)
         self.segments = self.segments_of(run, window)
+        self.calibrator = self._calibrator()
         self.engine = build_engine(run)
         self.segment = self.batch = 0
         self.meter = Meter(tuple(o.name for o in run.config.objectives))
@@ -89,6 +98,14 @@ class Training:
         size = run.config.train.batch_size
         return [Loader(run, begin_us=a, end_us=b, batch_size=size) for a, b in pairwise(bounds)]
 
+    def _calibrator(self) -> Calibrator | None:
+        """What scores the last segment's last hours; None when there are none."""
+        hours = self.run.config.window.calibration_hours
+        begin = self.window.students_begin if self.opens_epoch else self.window.train_begin
+        begin_us = calibration_begin(begin, self.window.cut, hours)
+        calibrator = Calibrator(self.segments[-1], begin_us, self.calibration_folder)
+        return calibrator if hours and calibrator.parts else None
+
     def _start(self) -> None:
         """Resume this run, or start from the parent's model, or from nothing."""
         state = checkpoint.resume(self.checkpoints, self.engine, config_hash=self.config_hash)
@@ -96,7 +113,8 @@ class Training:
             self.segment, self.batch = state["segment"], state["batch"]
             self.meter = Meter(self.meter.objectives, state["meter"])
             return
-        shutil.rmtree(self.epoch_folder, ignore_errors=True)
+        for folder in (self.epoch_folder, self.calibration_folder):
+            shutil.rmtree(folder, ignore_errors=True)
         parent = self.run.config.parent
         if parent and self.run.config.warm_start:
             folder = confined(self.run.home, parent.folder, "pretrain", "model")
@@ -119,7 +137,10 @@ class Training:
         self.meter.close(self.engine.steps)
 
     def _batches(self) -> Iterator[Batch]:
-        """Batches that are left of the segment; the time spent waiting for them is counted."""
+        """Batches that are left of the segment; the time spent waiting for them is counted.
+
+        A part of the last hours is scored before its first batch is handed out.
+        """
         batches = self.segments[self.segment].batches(self.batch)
         while True:
             began = time.monotonic()
@@ -127,6 +148,8 @@ class Training:
             self.clock.waited += time.monotonic() - began
             if batch is None:
                 return
+            if self.calibrator and self.segment == len(self.segments) - 1:
+                self.calibrator.before(self.batch, self.engine)
             yield batch
 
     def step(self, batch: Batch) -> None:
@@ -149,7 +172,8 @@ class Training:
     def _end_segment(self) -> None:
         self.segment, self.batch = self.segment + 1, 0
         if self.opens_epoch and self.segment == 1:
-            self._snapshot(self.epoch_folder, self.window.students_begin)
+            model = self.engine.export()
+            self._snapshot(self.epoch_folder, model, self.window.students_begin)
         self.save()
 
     def save(self) -> None:
@@ -158,8 +182,8 @@ class Training:
         checkpoint.save(self.checkpoints, self.engine, state, config_hash=self.config_hash)
         self._saved_at = time.monotonic()
 
-    def _snapshot(self, folder: Path, cut_us: int) -> FoundationModel:
-        model, config = self.engine.export(), self.run.config
+    def _snapshot(self, folder: Path, model: FoundationModel, cut_us: int, **extra: Any) -> None:
+        config = self.run.config
         save_snapshot(
             folder,
             model,
@@ -167,13 +191,26 @@ class Training:
             objectives=config.objectives,
             surfaces=config.surfaces,
             config=config.model,
-            extra={"fm_cut_us": cut_us, "steps": self.engine.steps},
+            extra={"fm_cut_us": cut_us, "steps": self.engine.steps, **extra},
         )
-        return model
+
+    def _calibrated(self) -> tuple[FoundationModel, dict[str, Any]]:
+        """The averaged model with its intercepts, and what they are."""
+        model, config = self.engine.export(), self.run.config
+        if self.calibrator is None:
+            return model, {}
+        shift_ZK, positives_ZK = self.calibrator.intercepts(len(config.surfaces))
+        apply_intercepts(model, shift_ZK)
+        names = config.surfaces, tuple(o.name for o in config.objectives)
+        return model, {
+            "intercepts": named(shift_ZK, *names),
+            "positives": named(positives_ZK, *names),
+        }
 
     def publish(self, folder: Path) -> Outcome:
         """Write the stage's output."""
-        self._snapshot(folder / "model", self.window.cut)
+        model, calibration = self._calibrated()
+        self._snapshot(folder / "model", model, self.window.cut, calibration=calibration)
         checkpoint.save_moments(folder / "model", self.engine)
         if self.opens_epoch:
             shutil.copytree(self.epoch_folder, folder / "epoch")
@@ -189,6 +226,7 @@ class Training:
             "cut_us": self.window.cut,
             "rows": self.meter.rows,
             "steps": self.engine.steps,
+            "calibration": calibration,
             "last": self.meter.records[-1] if self.meter.records else None,
         }
         (folder / "summary.json").write_text(json.dumps(summary, indent=1, sort_keys=True))

@@ -82,6 +82,8 @@ class WindowConfig:
     `student_days`: days before the end of D that students use; the representation epoch's FM
     was trained only on labels before that span. `retention_days`: age of the oldest kept event.
     `history_days`: days that are ingested for histories, at least those that train.
+    `calibration_hours`: the last hours that train; they are scored before that, and the intercepts
+    per surface and objective are fitted on those scores; 0 fits none.
     """
 
     bootstrap_days: int = 8
@@ -89,6 +91,7 @@ class WindowConfig:
     student_days: int = 3
     retention_days: int = 30
     history_days: int = 1
+    calibration_hours: int = 24
     num_buckets: int = 2
     num_groups: int = 1
 
@@ -109,6 +112,13 @@ class WindowConfig:
                 getattr(self, name),
                 "use a positive number",
             )
+        require(
+            self.calibration_hours >= 0,
+            "window.calibration_hours",
+            "at least 0",
+            self.calibration_hours,
+            "use 0 to publish the weights as they were trained",
+        )
         require(
             self.student_days < self.bootstrap_days,
             "window.student_days",

@@ -202,7 +202,11 @@ def movielens(size: str) -> SourceSpec:
             ads=8_000,
         ),
         window=WindowConfig(
-            bootstrap_days=220, student_days=60, holdout_hours=24 * 20, retention_days=220
+            bootstrap_days=220,
+            student_days=60,
+            holdout_hours=24 * 20,
+            retention_days=220,
+            calibration_hours=24 * 20,
         ),
         # more than half of the rows are clicks, which mixing always keeps
         mix=MixConfig(budget=2.0),
@@ -232,6 +236,7 @@ def tafeng(size: str) -> SourceSpec:
             holdout_hours=24 * 4,
             retention_days=121,
             history_days=121,
+            calibration_hours=24 * 4,
         ),
         # half of the rows are clicks, which mixing always keeps
         mix=MixConfig(budget=3.0),

@@ -96,6 +96,28 @@ def test_calibration_of_a_surface_by_its_interval(value: float, passes: bool) ->
 
 
 @pytest.mark.parametrize(
+    ("value", "half", "positives", "passes"),
+    [
+        (1.355, 0.35, 60, True),  # what 60 positives cannot tell from 1.0
+        (1.355, 0.08, 60, False),  # the whole interval lies above the range
+        (0.55, 0.3, 60, True),
+        (0.55, 0.2, 60, False),
+        (1.9, 0.2, 40, True),  # too few positives to judge
+    ],
+)
+def test_calibration_of_conversions_by_their_interval(
+    value: float, half: float, positives: int, passes: bool
+) -> None:
+    conversion = cell(positives=positives)
+    conversion["challenger"]["calibration"] = triple(value, half)
+    measured = metrics(cell())
+    measured["overall"]["conversion"] = conversion
+    gate = gates.calibrated(measured, CONFIG)
+    assert gate.passed is passes
+    assert ("overall/conversion" in gate.reason) is not passes
+
+
+@pytest.mark.parametrize(
     ("results", "passes", "reason"),
     [
         (GOOD_CONTRACTS, True, "1 warnings"),

@@ -65,6 +65,17 @@ def test_epoch_saw_no_label_of_the_students_span(first):
     assert steps == training[0].num_batches
 
 
+def test_every_day_publishes_its_intercepts(world):
+    for run in world[:2]:
+        folder = run.output("pretrain")
+        summary = json.loads((folder / "summary.json").read_text())
+        found = summary["calibration"]
+        assert read_meta(folder / "model")["extra"]["calibration"] == found
+        assert set(found["intercepts"]) == set(run.config.surfaces)
+        assert all(shifts["click"] != 0 for shifts in found["intercepts"].values())
+        assert all(counts["click"] > 0 for counts in found["positives"].values())
+
+
 def test_killed_and_resumed_publishes_the_same_bytes(world):
     first, _, statuses = world
     killed = -signal.SIGKILL
