@@ -51,4 +51,4 @@ with DAG(
     # contracts take their time and only have to pass before anything is trained
     landed >> ingested >> [contracts, labels, timelines]
     [labels, timelines] >> mix
-    [contracts, mix] >> mixture >> pretrain >> evaluate >> promote >> track >> report
+    [contracts, mix] >> mixture >> pretrain >> evaluate >> promote >> [track, report]

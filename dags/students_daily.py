@@ -37,4 +37,4 @@ with DAG(
     track = stage("track")(run)
     report = stage("report")(run)
 
-    transfer >> evaluate >> promote >> track >> report
+    transfer >> evaluate >> promote >> [track, report]
