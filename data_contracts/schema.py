@@ -25,13 +25,15 @@ IMPRESSIONS: Final = pa.schema(
         pa.field("click", pa.int8(), nullable=False),
     ]
 )
+# A conversion names its impression, or its ad, or its user alone: the label goes to the last touch.
 CONVERSIONS: Final = pa.schema(
     [
-        pa.field("impression_id", pa.int64(), nullable=False),
+        pa.field("impression_id", pa.int64(), nullable=True),
         pa.field("user_id", pa.int64(), nullable=False),
         pa.field("kind", pa.string(), nullable=False),
         pa.field("ts", TIMESTAMP, nullable=False),
         pa.field("value", pa.float64(), nullable=True),
+        pa.field("ad_id", pa.int64(), nullable=True),
     ]
 )
 ENGAGEMENTS: Final = pa.schema(

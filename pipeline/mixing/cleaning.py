@@ -21,7 +21,7 @@ from pipeline.run.window import DAY_US, day_begin_us
 # Columns that a source may leave out altogether, and what stands in for them.
 DEFAULTS: dict[str, dict[str, int | float | str | None]] = {
     "impressions": {"campaign_id": 0, "advertiser_id": 0, "objective": "click", "position": 0},
-    "conversions": {"value": None},
+    "conversions": {"impression_id": None, "value": None, "ad_id": None},
     "engagements": {"kind": "view", "category_id": 0},
     "candidates": {"score": None},
 }

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -29,6 +29,8 @@ from pipeline.mixing.canonical import (
 from pipeline.mixing.frames import read_frames, write_frame
 from pipeline.mixing.hashing import uniform
 from pipeline.mixing.ledger import Entry, listed
+from pipeline.mixing.mix_report import MixReport, copied_feature_bytes
+from pipeline.mixing.weights import balance_factors, check_correction, correct
 from pipeline.run.config import RunConfig
 from pipeline.run.errors import DataError
 from pipeline.run.manifest import Manifest, Outcome, need_manifest, produce
@@ -47,6 +49,7 @@ POINTERS = (
     "surface",
     "ts_us",
     "label_us",
+    "shift",
 )
 _SALT = 1_000  # keeps mix.seed apart from the seeds of buckets and table rows
 _DELAYED_SALT = 2_000
@@ -58,6 +61,7 @@ def mix(run: Run, unit: str = "") -> Manifest:
     `DataError` when the run's span holds no label to train on.
     """
     config, window = run.config, window_of(run.config)
+    check_correction(config.mix.correction, config.objectives)
     groups = range(config.window.num_groups)
     outputs = {f"timelines/{g}": run.output("timelines", str(g)) for g in groups}
     outputs["labels"] = run.output("labels")
@@ -158,19 +162,20 @@ class _Mixer:
 
     def mix(self) -> Outcome:
         """Plan over all candidates, then write every bucket's selections."""
-        candidates = self._candidates()
+        candidates, balance = self._candidates()
         plan = plan_mix(self.config.mix, self.config.surfaces, candidates)
-        counts: dict[str, Counter[str]] = {name: Counter() for name in SELECTIONS}
+        report = MixReport(self.config.surfaces, tuple(o.name for o in self.objectives))
         rows_in = 0
         for bucket in self.buckets:
             base = self._base(bucket)
             rows_in += len(self._known(base))
-            for name, rows in self._selections(base, plan).items():
+            for name, rows in self._selections(base, plan, balance).items():
                 write_frame(bucket_file(self.folder / name, bucket), rows)
-                counts[name].update(self._count(rows))
-        figures = self._figures(plan, candidates)
-        figures["selections"] = {name: dict(count) for name, count in counts.items()}
-        kept = counts["train"]["rows"]
+                report.add(name, rows)
+        kept = report.rows("train")
+        figures = report.figures(self.config.surfaces[plan.reference], plan, candidates)
+        figures["conversion_balance"] = balance
+        figures["feature_bytes_copied"] = copied_feature_bytes(self.folder, self.config.features)
         figures["ledger"] = listed([self._ledger(rows_in, kept)])
         log.info("mix: %s", {n: (f["rate"], f["kept"]) for n, f in figures["surfaces"].items()})
         return Outcome(rows=kept, figures=figures)
@@ -203,80 +208,81 @@ class _Mixer:
         return selected_rows(self.objectives, base, self.window.train_begin, self.window.cut)
 
     def _thinned(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Without delayed negatives that are not considered; `base_weight` makes up for them."""
+        """Without the delayed negatives that are not considered; a delayed row, positive or not,
+        has the inverse of that rate as `delayed_factor`, other rows have 1.
+        """
         mix = self.config.mix
-        delayed = ~rows["m_click"].to_numpy() & ~any_positive(self.objectives, rows)
+        delayed = ~rows["m_click"].to_numpy()
         chance = uniform(rows["impression_id"].to_numpy(), _DELAYED_SALT + mix.seed)
-        weight = np.where(delayed, 1.0 / mix.delayed_rate, 1.0)
-        rows = rows.with_columns(pl.Series("base_weight", weight))
-        return rows.filter(pl.Series(~delayed | (chance < mix.delayed_rate)))
+        kept = ~delayed | any_positive(self.objectives, rows) | (chance < mix.delayed_rate)
+        factor = np.where(delayed, 1.0 / mix.delayed_rate, 1.0)
+        return rows.with_columns(pl.Series("delayed_factor", factor)).filter(pl.Series(kept))
 
-    def _candidates(self) -> Candidates:
-        found = [self._train(self._base(bucket))[1] for bucket in self.buckets]
+    def _candidates(self) -> tuple[Candidates, dict[str, list[float]]]:
+        """What may be trained on, all buckets together, and the balance of conversion labels."""
+        found, positives = [], Counter[tuple[str, int]]()
+        for bucket in self.buckets:
+            rows, candidates = self._train(self._base(bucket))
+            found.append(candidates)
+            for name in self._delayed:
+                bought = rows.filter((pl.col(f"y_{name}") == 1) & pl.col(f"m_{name}"))
+                positives.update((name, s) for s in bought["surface"].to_list())
         if not sum(len(c.surface) for c in found):
             raise DataError(
                 f"no label is known in the training span of {self.config.day}; "
                 "raise window.bootstrap_days or choose a day with more data before it"
             )
+        places = range(len(self.config.surfaces))
+        beta = self.config.mix.conversion_balance
+        balance = {
+            n: balance_factors(np.array([positives[n, s] for s in places]), beta).tolist()
+            for n in self._delayed
+        }
         names = ("surface", "flops", "positive", "chance")
-        return Candidates(**{n: np.concatenate([getattr(c, n) for c in found]) for n in names})
+        joined = {n: np.concatenate([getattr(c, n) for c in found]) for n in names}
+        return Candidates(**joined), balance
 
-    def _selections(self, base: pl.DataFrame, plan: Plan) -> dict[str, pl.DataFrame]:
+    @property
+    def _delayed(self) -> list[str]:
+        return [o.name for o in self.objectives if o.name != "click"]
+
+    def _selections(
+        self, base: pl.DataFrame, plan: Plan, balance: dict[str, list[float]]
+    ) -> dict[str, pl.DataFrame]:
         train, found = self._train(base)
         kept = plan.keeps(found.surface, found.positive, found.chance)
-        weight = np.ones(len(train))
-        if self.config.mix.correction == "weight":
-            weight = train["base_weight"].to_numpy().copy()
-            sampled = ~found.positive & kept
-            weight[sampled] /= plan.rates[found.surface[sampled]]
+        weight, shift = correct(
+            self.config.mix.correction,
+            rate=plan.rates[found.surface] / train["delayed_factor"].to_numpy(),
+            positive=found.positive,
+        )
+        weights = {n: weight * np.array(f)[found.surface] for n, f in balance.items()}
         window = self.window
         holdout = selected_rows(self.objectives, base, window.cut, window.day_end)
         logged = logged_rows(self.objectives, base, window.students_begin)
         return {
-            "train": self._finished(train, weight).filter(pl.Series(kept)),
-            "holdout": self._finished(holdout, np.ones(len(holdout))),
-            "log": self._finished(logged, np.ones(len(logged))),
+            "train": self._finished(train, weight, shift, weights).filter(pl.Series(kept)),
+            "holdout": self._finished(holdout, np.ones(len(holdout)), np.zeros(len(holdout))),
+            "log": self._finished(logged, np.ones(len(logged)), np.zeros(len(logged))),
         }
 
-    def _finished(self, rows: pl.DataFrame, weight: np.ndarray) -> pl.DataFrame:
+    def _finished(
+        self,
+        rows: pl.DataFrame,
+        weight: np.ndarray,
+        shift: np.ndarray,
+        weights: Mapping[str, np.ndarray] | None = None,
+    ) -> pl.DataFrame:
+        """The selection's columns; `weights` replace `weight` for the objectives that they name."""
         names = [o.name for o in self.objectives]
+        own = dict.fromkeys(names, weight) | dict(weights or {})
         rows = rows.with_columns(
-            pl.Series(f"w_{n}", weight.astype(np.float32), dtype=pl.Float32) for n in names
+            pl.Series("shift", shift.astype(np.float32), dtype=pl.Float32),
+            *(pl.Series(f"w_{n}", own[n].astype(np.float32), dtype=pl.Float32) for n in names),
         )
         spans = [f"{p}_{e.name}" for e in self.config.features.events for p in ("start", "end")]
         tasks = [f"{p}_{n}" for n in names for p in ("y", "m", "w")]
         return rows.select(*POINTERS, *tasks, *spans)
-
-    def _count(self, rows: pl.DataFrame) -> dict[str, int]:
-        counts = {"rows": len(rows)}
-        for objective in self.objectives:
-            name = objective.name
-            counts[f"{name}_labels"] = int(rows[f"m_{name}"].sum())
-            counts[f"{name}_positives"] = int(rows[f"y_{name}"].sum())
-        return counts
-
-    def _figures(self, plan: Plan, found: Candidates) -> dict[str, Any]:
-        kept = plan.keeps(found.surface, found.positive, found.chance)
-        surfaces = {}
-        for index, name in enumerate(self.config.surfaces):
-            mine = found.surface == index
-            surfaces[name] = {
-                "candidates": int(mine.sum()),
-                "positives": int((mine & found.positive).sum()),
-                "kept": int((mine & kept).sum()),
-                "sampled_out": int((mine & ~kept).sum()),
-                "share": float(plan.shares[index]),
-                "rate": float(plan.rates[index]),
-                "flops": float(found.flops[mine & kept].sum()),
-            }
-        return {
-            "surfaces": surfaces,
-            "reference_surface": self.config.surfaces[plan.reference],
-            "flops_mix": plan.flops_mix,
-            "flops_reference": plan.flops_reference,
-            "flops_ratio": plan.flops_mix / max(plan.flops_reference, 1.0),
-            "feature_bytes_copied": 0,
-        }
 
     def _ledger(self, rows_in: int, rows_out: int) -> Entry:
         return Entry(

@@ -20,7 +20,9 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from model.batch import Batch
 from model.foundation import FoundationModel
 from model.parallel import Engine
 from pipeline.mixing.loader import Loader
@@ -85,11 +87,16 @@ class Calibrator:
     def _scores(self, model: FoundationModel, part: range) -> Iterator[Scored]:
         for batch in map(self.loader.batch, part):
             yield Scored(
-                logits_NK=model(batch).logits_BK.float().numpy(),
+                logits_NK=(model(batch).logits_BK + shift_of(self.loader, batch)).float().numpy(),
                 labels_NK=batch.labels_BK.numpy(),
                 weights_NK=(batch.weight_BK * batch.mask_BK).numpy(),
                 surface_N=batch.surface_B.numpy(),
             )
+
+
+def shift_of(loader: Loader, batch: Batch) -> Tensor:
+    """What the mix's sampling adds to the logits of a loader's batch in the loss, [B, 1]."""
+    return torch.from_numpy(loader.columns["shift"][batch.row_B.numpy()])[:, None]
 
 
 def calibration_begin(begin_us: int, cut_us: int, hours: int) -> int:

@@ -149,6 +149,10 @@ class MixConfig:
     `delayed_rate`: an impression is seen a second time for a label that comes later than the
     click's (a conversion); this share of its negatives is considered, in the mix and in the
     reference alike, and weighs 1 / delayed_rate.
+    `correction`: what undoes the sampling of negatives in the loss, their weight 1/r or, on every
+    row, the shift -ln r of the logits; "none" leaves the sampled rates.
+    `conversion_balance`: beta of the effective counts that weigh conversion labels of small
+    surfaces up (arXiv 1901.05555); 0 leaves them as they are (docs/data.md has the reasons).
     """
 
     reference_surface: str = ""  # "" = the largest surface
@@ -157,7 +161,8 @@ class MixConfig:
     floor: float = 0.0
     cap: float = 1.0
     delayed_rate: float = 0.25
-    correction: Literal["weight", "none"] = "weight"
+    correction: Literal["weight", "shift", "none"] = "weight"
+    conversion_balance: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -167,6 +172,13 @@ class MixConfig:
             "in (0, 1]",
             self.alpha,
             "use 1.0 to keep natural shares",
+        )
+        require(
+            0 <= self.conversion_balance < 1,
+            "mix.conversion_balance",
+            "in [0, 1)",
+            self.conversion_balance,
+            "use 0.0 to leave the labels as they are",
         )
         require(
             0 < self.delayed_rate <= 1,
