@@ -9,31 +9,9 @@ from typing import Any, Literal
 
 from model.config import ConfigError, FeatureSet, ModelConfig, Objective, require
 from pipeline.run.codec import digest, from_dict, to_dict
+from pipeline.run.planted import PlantedConfig as PlantedConfig
 
 OVERALL = "overall"  # the name of all surfaces together wherever figures are listed
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlantedConfig:
-    """Size and seed of the planted generator (docs/planted.md)."""
-
-    seed: int = 0
-    rows_per_day: int = 40_000
-    users: int = 5_000
-    ads: int = 400
-    categories: int = 16
-    organic_per_user_day: float = 5.0
-    finalists: int = 20
-
-    def __post_init__(self) -> None:
-        for name in ("rows_per_day", "users", "ads", "categories", "finalists"):
-            require(
-                getattr(self, name) > 0,
-                f"source.planted.{name}",
-                "above 0",
-                getattr(self, name),
-                "use a positive number",
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
