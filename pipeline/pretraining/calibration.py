@@ -30,6 +30,7 @@ from pipeline.run.window import HOUR_US
 
 Floats = NDArray[np.float64]
 PARTS: Final = 4
+SCORING_ROWS: Final = 2_048
 # How far a short pass is believed to leave the log odds off (standard deviations): an objective as
 # a whole, and a surface around it. They make an intercept of n positives count for
 # n / (n + 1 / sd^2) of what its own rows say: the fit of a few dozen positives is mostly noise.
@@ -85,7 +86,10 @@ class Calibrator:
             return _joined(list(self._scores(model, part)))
 
     def _scores(self, model: FoundationModel, part: range) -> Iterator[Scored]:
-        for batch in map(self.loader.batch, part):
+        size = self.loader.batch_size
+        begin, end = part.start * size, min(part.stop * size, self.loader.num_rows)
+        for first in range(begin, end, SCORING_ROWS):
+            batch = self.loader.rows(first, min(first + SCORING_ROWS, end))
             yield Scored(
                 logits_NK=(model(batch).logits_BK + shift_of(self.loader, batch)).float().numpy(),
                 labels_NK=batch.labels_BK.numpy(),
