@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from data_contracts.schema import CONVERSION_KINDS, OBJECTIVES, TABLES, impressions_with
+from data_contracts.schema import CONVERSION_KINDS, OBJECTIVES, canonical
 from pipeline.mixing import casting
 from pipeline.run.config import RunConfig
 from pipeline.run.errors import ContractError
@@ -67,7 +67,7 @@ def rules_of(config: RunConfig, table: str) -> Rules:
     dense = tuple(f.name for f in config.features.dense)
     return Rules(
         table=table,
-        schema=impressions_with(sparse, dense) if table == "impressions" else TABLES[table],
+        schema=canonical(table, sparse, dense),
         texts={"surface": surfaces, "kind": kinds, "objective": OBJECTIVES},
     )
 
