@@ -30,7 +30,7 @@ from pipeline.mixing.canonical import (
     read_bucket,
     window_impressions,
 )
-from pipeline.mixing.frames import write_frame
+from pipeline.mixing.frames import write_selection
 from pipeline.run.errors import ConfigError
 from pipeline.run.manifest import Manifest, Outcome, need_manifest, produce
 from pipeline.run.paths import Run
@@ -61,7 +61,7 @@ def labels(run: Run, unit: str = "") -> Manifest:
         rows = 0
         for bucket in range(run.config.window.num_buckets):
             frame, counted, arrived = label_bucket(run, shown, bought, bucket)
-            write_frame(bucket_file(temporary, bucket), frame)
+            write_selection(bucket_file(temporary, bucket), frame)
             figures.update(counted)
             came.update(arrived)
             rows += len(frame)

@@ -23,9 +23,10 @@ from plane_world import (
     toy_run,
 )
 
+from model.config import Objective
 from pipeline.mixing.budget import Candidates, allocate, fill, plan_mix
 from pipeline.mixing.canonical import read_bucket, window_impressions
-from pipeline.mixing.mix import any_positive, mix, row_flops
+from pipeline.mixing.mix import mix, row_flops
 from pipeline.mixing.mix_report import copied_feature_bytes
 from pipeline.run.config import MixConfig, Parent
 from pipeline.run.errors import ConfigError
@@ -47,6 +48,12 @@ DELAYED_RATE = MixConfig().delayed_rate
 def read(run: Run, selection: str) -> pl.DataFrame:
     paths = [run.output("mix") / selection / f"bucket={b}.parquet" for b in (0, 1)]
     return pl.concat([pl.read_parquet(p) for p in paths])
+
+
+def any_positive(objectives: tuple[Objective, ...], rows: pl.DataFrame) -> np.ndarray:
+    """Rows that are positive for a task whose label they carry."""
+    each = ((pl.col(f"y_{o.name}") == 1) & pl.col(f"m_{o.name}") for o in objectives)
+    return rows.select(pl.any_horizontal(each)).to_series().to_numpy()
 
 
 def truth(run: Run) -> pl.DataFrame:
