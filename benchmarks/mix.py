@@ -37,13 +37,11 @@ TARGETS = {
 def main(argv: list[str]) -> int:
     """Measure and print; the last line is JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks mix")
-    parser.add_argument(
-        "--quick", action="store_true", help="60,000 impressions a day, not 500,000"
-    )
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="250,000 impressions a day, not 1M")
+    parser.add_argument("--repeats", type=int, default=0, help="3, or 2 when quick")
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="headwater-bench-") as home:
-        run = str(resolve(_config(60_000 if arguments.quick else 500_000), Path(home)))
+        run = str(resolve(_config(250_000 if arguments.quick else 1_000_000), Path(home)))
         child("benchmarks.mix:prepare", folder=run)
         costs = interleaved(
             {
@@ -51,7 +49,7 @@ def main(argv: list[str]) -> int:
                 "ingest": lambda: child("benchmarks.mix:ingest_again", folder=run),
                 "mix": lambda: child("benchmarks.mix:mix_again", folder=run),
             },
-            arguments.repeats,
+            arguments.repeats or (2 if arguments.quick else 3),
         )
         found = need_manifest(open_run(run).output("mix")).read_figures()
     idle = median(costs["imports"])
@@ -107,7 +105,9 @@ def _config(rows: int) -> RunConfig:
         preset(DAY, "small"),
         {
             "source.planted.rows_per_day": rows,
-            "source.planted.users": rows // 8,
+            "source.planted.users": rows // 5,
+            # two engagements per impression, as in the benchmark of ingest
+            "source.planted.organic_per_user_day": 10.0,
             "source.planted.ads": 1_000,
             "window.bootstrap_days": DAYS,
             "window.student_days": DAYS - 1,
