@@ -53,10 +53,10 @@ class Size:
 
 
 FULL = Size(rows_per_day=60_000, users=6_000, ads=400, bootstrap_days=8, calibration_hours=72)
-QUICK = Size(rows_per_day=12_000, users=1_500, ads=120, bootstrap_days=5, calibration_hours=48)
+QUICK = Size(rows_per_day=12_000, users=1_500, ads=120, bootstrap_days=4, calibration_hours=36)
 
 
-def planted(home: str, seed: int, quick: bool) -> dict[str, Any]:
+def planted(home: str, seed: int, quick: bool, processors: int) -> dict[str, Any]:
     """All arms on a planted world of unequal surfaces; where their predictions are."""
     size = QUICK if quick else FULL
     config = with_overrides(
@@ -69,18 +69,22 @@ def planted(home: str, seed: int, quick: bool) -> dict[str, Any]:
             "source.planted.shares": (0.65, 0.25, 0.10),
             "window.bootstrap_days": size.bootstrap_days,
             "window.calibration_hours": size.calibration_hours,
-            "window.student_days": 3,
+            "window.student_days": 2,
             "train.seed": seed,
+            "train.threads": processors,
         },
     )
     return _arms(Path(home), config)
 
 
-def movielens(home: str, seed: int, quick: bool) -> dict[str, Any]:
+def movielens(home: str, seed: int, quick: bool, processors: int) -> dict[str, Any]:
     """All arms on MovieLens-100k, fetched when it is not in the home folder."""
     fetch(SETS["movielens"], Path(home))
+    changes: dict[str, Any] = {"train.seed": seed, "mix.seed": seed, "train.threads": processors}
+    if quick:  # the last third of the log
+        changes |= {"window.bootstrap_days": 100, "window.student_days": 40}
     config = preset(MOVIELENS_DAY, "small", "movielens")
-    return _arms(Path(home), with_overrides(config, {"train.seed": seed, "mix.seed": seed}))
+    return _arms(Path(home), with_overrides(config, changes))
 
 
 def _arms(home: Path, config: RunConfig) -> dict[str, Any]:

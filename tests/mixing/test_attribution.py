@@ -56,7 +56,7 @@ def by_search(
     return best[1] if best else None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(shown=shown_rows, came=came_rows)
 def test_every_conversion_has_its_last_touch_and_no_other(shown, came):
     joined = attribute(shown_frame(shown), came_frame(came))
