@@ -14,6 +14,8 @@ from data_contracts.rules import RowRule
 ALL = "all"
 SAMPLE_ROWS = 20_000
 PSI_BINS = 16
+# Categories of up to so many values are compared value by value.
+PSI_VALUES = 32
 # A bin that one side lacks counts as this share, so that PSI stays finite.
 PSI_FLOOR = 1e-4
 FIRST_BAD = 3
@@ -89,12 +91,14 @@ def null_rules(columns: Sequence[str]) -> list[RowRule]:
 def psi(today: pl.Series, before: pl.Series) -> float | None:
     """Population stability index of two samples; None when one is empty.
 
-    Whole numbers (ids) fall into 16 bins by remainder, others into 16 quantile bins of `before`.
+    Whole numbers of few values are compared value by value, ids in 16 bins by remainder, other
+    numbers in 16 quantile bins of `before`.
     """
     if today.is_empty() or before.is_empty():
         return None
     if today.dtype.is_integer():
-        bins = [(s % PSI_BINS).cast(pl.Int64) for s in (today, before)]
+        few = all(s.n_unique() <= PSI_VALUES for s in (today, before))
+        bins = [s if few else s % PSI_BINS for s in (today, before)]
     else:
         cuts = before.drop_nans().drop_nulls()
         edges = sorted({cuts.quantile(i / PSI_BINS) or 0.0 for i in range(1, PSI_BINS)})

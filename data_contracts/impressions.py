@@ -19,7 +19,10 @@ from data_contracts.rules import (
 )
 from data_contracts.schema import IMPRESSION_IDS, IMPRESSIONS, OBJECTIVES
 
+# Moved since yesterday (the usual rule of thumb), and another thing than yesterday: a dense column
+# that got stuck at one value has a PSI near 9, one on another scale more.
 PSI_LIMIT = 0.25
+PSI_BROKEN = 5.0
 GROUP = "surface"
 
 
@@ -97,6 +100,9 @@ def suite(spec: ImpressionsSpec) -> list[Expectation]:
         *(between(f"psi_{n}", None, PSI_LIMIT, severity="warning",
                   reason="the feature's distribution moved since yesterday")
           for n in (*spec.sparse, *spec.dense)),
+        *(between(f"psi_{n}", None, PSI_BROKEN, severity="critical",
+                  reason="a number that is stuck, or on another scale, spoils every score")
+          for n in spec.dense),
         in_set("surface", spec.surfaces, on="sample", severity="critical",
                reason="surfaces are declared in the config"),
         in_set("click", [0, 1], on="sample", severity="critical", reason="labels are 0 or 1"),

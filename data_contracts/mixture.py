@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import polars as pl
@@ -31,7 +32,7 @@ class MixtureSpec:
         """Columns that must be there and hold no null."""
         labels = [f"{kind}_{o}" for o in self.objectives for kind in ("y", "m", "w")]
         spans = [f"{side}_{e}" for e in self.events for side in ("start", "end")]
-        keys = ("g", "impression_id", "user_id", "ad_id", "surface", "ts_us", "label_us")
+        keys = ("g", "impression_id", "user_id", "ad_id", "surface", "ts_us", "label_us", "shift")
         return (*keys, *labels, *spans)
 
 
@@ -46,7 +47,7 @@ def labelled(selections: dict[str, pl.LazyFrame]) -> pl.LazyFrame:
 def row_rules(spec: MixtureSpec) -> list[RowRule]:
     """Rules on every row of every selection."""
     train, holdout = pl.col("selection") == "train", pl.col("selection") == "holdout"
-    label = pl.col("label_us")
+    label, shift = pl.col("label_us"), pl.col("shift")
     rules = [
         *frames.null_rules(spec.required),
         _critical("surface_out_of_range", "surface",
@@ -60,6 +61,10 @@ def row_rules(spec: MixtureSpec) -> list[RowRule]:
                   "the holdout is what was never trained on"),
         _critical("label_before_impression", "label_us", label < pl.col("ts_us"),
                   "a label cannot be known before its impression"),
+        _critical("shift_out_of_range", "shift", ~shift.is_between(0, math.log(MAX_WEIGHT)),
+                  "a shift is minus the logarithm of a sampling rate"),
+        _critical("holdout_shifted", "shift", ~train & (shift != 0),
+                  "the holdout and the log are not sampled"),
     ]  # fmt: skip
     for o in spec.objectives:
         weight = pl.col(f"w_{o}")

@@ -56,6 +56,16 @@ CANDIDATES: Final = pa.schema(
         pa.field("shown", pa.int8(), nullable=False),
     ]
 )
+# As the lake keeps them: a conversion names its impression, or its ad, or its user alone.
+CANONICAL_CONVERSIONS: Final = pa.schema(
+    [
+        *(
+            pa.field(f.name, f.type, nullable=f.nullable or f.name == "impression_id")
+            for f in CONVERSIONS
+        ),
+        pa.field("ad_id", pa.int64(), nullable=True),
+    ]
+)
 TABLES: Final = {
     "impressions": IMPRESSIONS,
     "conversions": CONVERSIONS,
@@ -64,6 +74,13 @@ TABLES: Final = {
 }
 # The planted truth: one row per impression; no stage but evaluation reads it.
 TRUTH_PREFIX: Final = "p_"
+
+
+def canonical(table: str, sparse: tuple[str, ...], dense: tuple[str, ...]) -> pa.Schema:
+    """What the lake holds of a table, and hence what is looked for in a source's files."""
+    if table == "impressions":
+        return impressions_with(sparse, dense)
+    return CANONICAL_CONVERSIONS if table == "conversions" else TABLES[table]
 
 
 def impressions_with(sparse: tuple[str, ...], dense: tuple[str, ...]) -> pa.Schema:

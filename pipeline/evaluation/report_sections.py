@@ -128,7 +128,13 @@ def mix(run: Run) -> Section | None:
     shares = records.mix_shares(run)
     title = "Shares of candidates, kept rows and positives"
     plot = figures.shares_figure(shares, title) if shares else None
-    return found | {"plot": _inline(plot) if plot else None, "kept": manifest.rows}
+    labels = [
+        {"surface": surface, "objective": objective} | counts
+        for surface, one in found.get("surfaces", {}).items()
+        for objective, counts in one.get("objectives", {}).items()
+    ]
+    drawn = _inline(plot) if plot else None
+    return found | {"plot": drawn, "kept": manifest.rows, "labels": labels}
 
 
 def ledger(run: Run) -> Section | None:

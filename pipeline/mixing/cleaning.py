@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from data_contracts.schema import CONVERSION_KINDS, OBJECTIVES, TABLES, impressions_with
+from data_contracts.schema import CONVERSION_KINDS, OBJECTIVES, canonical
 from pipeline.mixing import casting
 from pipeline.run.config import RunConfig
 from pipeline.run.errors import ContractError
@@ -21,7 +21,7 @@ from pipeline.run.window import DAY_US, day_begin_us
 # Columns that a source may leave out altogether, and what stands in for them.
 DEFAULTS: dict[str, dict[str, int | float | str | None]] = {
     "impressions": {"campaign_id": 0, "advertiser_id": 0, "objective": "click", "position": 0},
-    "conversions": {"value": None},
+    "conversions": {"impression_id": None, "value": None, "ad_id": None},
     "engagements": {"kind": "view", "category_id": 0},
     "candidates": {"score": None},
 }
@@ -67,7 +67,7 @@ def rules_of(config: RunConfig, table: str) -> Rules:
     dense = tuple(f.name for f in config.features.dense)
     return Rules(
         table=table,
-        schema=impressions_with(sparse, dense) if table == "impressions" else TABLES[table],
+        schema=canonical(table, sparse, dense),
         texts={"surface": surfaces, "kind": kinds, "objective": OBJECTIVES},
     )
 

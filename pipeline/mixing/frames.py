@@ -26,6 +26,23 @@ def write_frame(path: Path, frame: pl.DataFrame, schema: pa.Schema | None = None
     )
 
 
+def write_selection(path: Path, frame: pl.DataFrame) -> None:
+    """Write a frame of sorted positions and ids: deltas and lz4 cost a third of the usual form."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = frame.to_arrow(compat_level=pl.CompatLevel.oldest())
+    wide = [f.name for f in table.schema if f.type == pa.int64()]
+    pq.write_table(
+        table.combine_chunks(),
+        path,
+        compression="lz4",
+        use_dictionary=[n for n in table.schema.names if n not in wide],
+        column_encoding=dict.fromkeys(wide, "DELTA_BINARY_PACKED"),
+        write_statistics=False,
+        row_group_size=ROW_GROUP,
+        version="2.6",
+    )
+
+
 def read_frames(paths: Sequence[Path], columns: Sequence[str] | None = None) -> pl.DataFrame:
     """Read Parquet files one after the other, in the given order; at least one path."""
     wanted = list(columns) if columns is not None else None

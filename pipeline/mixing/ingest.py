@@ -14,7 +14,7 @@ from pathlib import Path
 import polars as pl
 import pyarrow as pa
 
-from data_contracts.schema import schema_hash
+from data_contracts.schema import CANONICAL_CONVERSIONS, schema_hash
 from pipeline.mixing.canonical import REST, bucket_file, partition_folder
 from pipeline.mixing.casting import to_text
 from pipeline.mixing.cleaning import Cleaned, clean, clean_unassigned, rules_of
@@ -90,6 +90,7 @@ def _settings(config: RunConfig) -> dict[str, object]:
         "features": [sparse, dense],
         "buckets": config.window.num_buckets,
         "mapping": config.source.tables,
+        "conversions": schema_hash(CANONICAL_CONVERSIONS),
     }
 
 

@@ -1,8 +1,8 @@
 """Labels: clicks and the conversions that joined in time, with the moment each label is known.
 
-A conversion belongs to the latest impression of the same id and user at or before it, when it
-arrived within the objective's window: impression <= conversion < impression + window. The label is
-known, positive or not, when that window closes, and mature when it closed by the end of the day.
+A conversion belongs to its last touch (`attribution.py`), when it arrived within the objective's
+window: impression <= conversion < impression + window. The label is known, positive or not, when
+that window closes, and mature when it closed by the end of the day.
 """
 
 from __future__ import annotations
@@ -14,6 +14,14 @@ import numpy as np
 import polars as pl
 
 from model.config import Objective
+from pipeline.mixing.attribution import (
+    CONVERSION_SCHEMA,
+    Arrivals,
+    arrivals,
+    attribute,
+    in_time,
+    listed_arrivals,
+)
 from pipeline.mixing.canonical import (
     REST,
     Partition,
@@ -22,7 +30,7 @@ from pipeline.mixing.canonical import (
     read_bucket,
     window_impressions,
 )
-from pipeline.mixing.frames import write_frame
+from pipeline.mixing.frames import write_selection
 from pipeline.run.errors import ConfigError
 from pipeline.run.manifest import Manifest, Outcome, need_manifest, produce
 from pipeline.run.paths import Run
@@ -49,34 +57,39 @@ def labels(run: Run, unit: str = "") -> Manifest:
         shown = window_impressions(run)
         bought = partitions(run, "conversions", window.days)
         figures: Counter[str] = Counter()
+        came: Arrivals = Counter()
         rows = 0
         for bucket in range(run.config.window.num_buckets):
-            frame, counted = label_bucket(run, shown, bought, bucket)
-            write_frame(bucket_file(temporary, bucket), frame)
+            frame, counted, arrived = label_bucket(run, shown, bought, bucket)
+            write_selection(bucket_file(temporary, bucket), frame)
             figures.update(counted)
+            came.update(arrived)
             rows += len(frame)
-        return Outcome(rows=rows, figures=dict(figures))
+        return Outcome(rows=rows, figures=dict(figures) | {"arrivals": listed_arrivals(came)})
 
     return produce(
         run.output("labels"),
         stage="labels",
         unit=unit,
         inputs=ingested(run),
-        settings=[run.config.objectives, window.days, window.day_end],
+        settings=[run.config.objectives, window],
         build=build,
     )
 
 
 def label_bucket(
     run: Run, shown: list[Partition], bought: list[Partition], bucket: int
-) -> tuple[pl.DataFrame, Counter[str]]:
-    """Labels of one bucket in canonical order, and counts of conversions by where they went."""
-    rows = read_bucket(shown, bucket, ["impression_id", "user_id", "ts", "click"])
+) -> tuple[pl.DataFrame, Counter[str], Arrivals]:
+    """Labels of one bucket in canonical order; its conversions counted, and by where they went."""
+    rows = read_bucket(shown, bucket, ["impression_id", "user_id", "ad_id", "ts", "click"])
     rows = rows.with_columns(pl.col("ts").dt.epoch("us").alias("ts_us")).with_row_index("g")
     rows = rows.with_columns(pl.col("g").cast(pl.Int64))
-    came = _conversions(bought, bucket)
-    joined = _joined(rows, came)
+    joined = attribute(rows, _conversions(bought, bucket))
     figures = _figures(run.config.objectives, joined)
+    window = window_of(run.config)
+    arrived: Arrivals = Counter()
+    for objective in _conversion_kinds(run.config.objectives):
+        arrived.update(arrivals(joined, objective, window))
     table = rows.select("g", "impression_id", "ts_us")
     for objective in run.config.objectives:
         y = (
@@ -85,7 +98,7 @@ def label_bucket(
             else _positives(rows, joined, objective)
         )
         known = rows["ts_us"].to_numpy() + objective.window_hours * HOUR_US
-        mature = known <= window_of(run.config).day_end
+        mature = known <= window.day_end
         name = objective.name
         table = table.with_columns(
             pl.Series(f"y_{name}", y, dtype=pl.Int8),
@@ -95,54 +108,41 @@ def label_bucket(
         figures[f"{name}_mature"] = int(mature.sum())
         figures[f"{name}_immature"] = int((~mature).sum())
         figures[f"{name}_positive"] = int(y[mature].sum())
-    return table, figures
+    return table, figures, arrived
+
+
+def _conversion_kinds(objectives: tuple[Objective, ...]) -> list[Objective]:
+    return [o for o in objectives if o.name != "click"]
 
 
 def _conversions(bought: list[Partition], bucket: int) -> pl.DataFrame:
     if not bought:
-        kinds = {"impression_id": pl.Int64, "user_id": pl.Int64, "kind": pl.String, "at": pl.Int64}
-        return pl.DataFrame(schema=kinds)
-    frame = read_bucket(bought, bucket, ["impression_id", "user_id", "kind", "ts"])
+        return pl.DataFrame(schema=CONVERSION_SCHEMA)
+    frame = read_bucket(bought, bucket, ["impression_id", "user_id", "ad_id", "kind", "ts"])
     return frame.with_columns(pl.col("ts").dt.epoch("us").alias("at")).drop("ts")
-
-
-def _joined(rows: pl.DataFrame, came: pl.DataFrame) -> pl.DataFrame:
-    """Every conversion with g and ts_us of its impression; null where there is none."""
-    keys = ["impression_id", "user_id"]
-    return came.sort("at", maintain_order=True).join_asof(
-        rows.select(*keys, "g", "ts_us").sort("ts_us", maintain_order=True),
-        left_on="at",
-        right_on="ts_us",
-        by=keys,
-        strategy="backward",
-        coalesce=False,
-        check_sortedness=False,
-    )
-
-
-def _in_time(objective: Objective) -> pl.Expr:
-    return pl.col("at") < pl.col("ts_us") + objective.window_hours * HOUR_US
 
 
 def _positives(rows: pl.DataFrame, joined: pl.DataFrame, objective: Objective) -> np.ndarray:
     y = np.zeros(len(rows), dtype=np.int8)
     mine = joined.filter(pl.col("kind") == objective.name, pl.col("g").is_not_null())
-    y[mine.filter(_in_time(objective))["g"].to_numpy()] = 1
+    y[mine.filter(in_time(objective))["g"].to_numpy()] = 1
     return y
 
 
 def _figures(objectives: tuple[Objective, ...], joined: pl.DataFrame) -> Counter[str]:
-    names = [o.name for o in objectives if o.name != "click"]
+    kinds = _conversion_kinds(objectives)
     figures = Counter({"conversions": len(joined)})
-    figures["conversions_of_other_kinds"] = int((~joined["kind"].is_in(names)).sum())
-    for objective in objectives:
-        if objective.name == "click":
-            continue
+    named = joined["kind"].is_in([o.name for o in kinds])
+    figures["conversions_of_other_kinds"] = int((~named).sum())
+    for objective in kinds:
         mine = joined.filter(pl.col("kind") == objective.name)
         found = mine.filter(pl.col("g").is_not_null())
-        in_time = len(found.filter(_in_time(objective)))
-        figures[f"{objective.name}_arrived"] = len(mine)
-        figures[f"{objective.name}_attributed"] = in_time
-        figures[f"{objective.name}_late"] = len(found) - in_time
-        figures[f"{objective.name}_without_impression"] = len(mine) - len(found)
+        good = found.filter(in_time(objective))
+        name = objective.name
+        figures[f"{name}_arrived"] = len(mine)
+        figures[f"{name}_attributed"] = len(good)
+        figures[f"{name}_last_touch"] = int((~good["named"]).sum())
+        figures[f"{name}_repeated"] = len(good) - good["g"].n_unique()
+        figures[f"{name}_late"] = len(found) - len(good)
+        figures[f"{name}_without_impression"] = len(mine) - len(found)
     return figures

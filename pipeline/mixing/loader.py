@@ -6,7 +6,7 @@ the next batches while the model works on the last one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -15,10 +15,9 @@ import torch
 
 from model.batch import Batch, EventBatch
 from model.config import FeatureSet
-from pipeline.mixing.canonical import bucket_file, read_rows, window_impressions
-from pipeline.mixing.frames import read_frames
+from pipeline.mixing.balance import balanced_steps, even_bounds
 from pipeline.mixing.hashing import bucket_of
-from pipeline.mixing.mix import SELECTIONS, hist_file
+from pipeline.mixing.mix import SELECTIONS
 from pipeline.mixing.packing import (
     EventPack,
     EventSlice,
@@ -28,6 +27,15 @@ from pipeline.mixing.packing import (
     sparse_ids,
 )
 from pipeline.mixing.prefetch import prefetched
+from pipeline.mixing.selection import (
+    Ranks,
+    Share,
+    Span,
+    feature_values,
+    picked_rows,
+    row_costs,
+    share_of,
+)
 from pipeline.mixing.timeline import TimelineReader, check_timelines
 from pipeline.run.errors import ConfigError, DataError
 from pipeline.run.manifest import need_manifest
@@ -44,6 +52,12 @@ class Loader:
     ascending label time (ties by bucket and row), "none" is that of the files. `columns` holds
     numpy arrays in loader order: g, bucket, impression_id, user_id, ad_id, request_id, ts_us,
     label_us, surface, and y_*, m_*, w_* per objective.
+
+    Of `world_size` ranks this one reads the buckets that fall to `rank`, and nothing else stays in
+    memory. Batch i of all ranks together has about `batch_size` rows; which ones, and on which
+    rank, follows from the mix, `batch_size` and `world_size`. In order "time" every rank has about
+    as many events to read in each batch, for which rows move by a few batches
+    (`pipeline.mixing.balance`).
     """
 
     def __init__(
@@ -57,6 +71,8 @@ class Loader:
         features: FeatureSet | None = None,
         events: bool = True,
         order: Literal["time", "none"] = "time",
+        rank: int = 0,
+        world_size: int = 1,
     ) -> None:
         if selection not in SELECTIONS:
             raise ConfigError(f"selection must be one of {list(SELECTIONS)}, got {selection!r}")
@@ -66,15 +82,16 @@ class Loader:
         self.run, self.batch_size = run, batch_size
         self.features = features or run.config.features
         self.objectives = [o.name for o in run.config.objectives]
-        picked = _picked(run, selection, begin_us, end_us)
-        values, dense = _values(run, self.features, picked)
-        place = np.arange(len(picked))
-        if order == "time":
-            place = np.argsort(picked["label_us"].to_numpy(), kind="stable")
+        span = Span(selection=selection, begin_us=begin_us, end_us=end_us)
+        ranks = Ranks(rank=rank, world_size=world_size)
+        share = share_of(run, span, self.features, ranks=ranks, batch_size=batch_size)
+        picked = picked_rows(run, span, share.buckets)
+        place, self._bounds = _placed(self, picked, share, in_time=order == "time")
+        values, dense = feature_values(run, self.features, picked)
         picked = picked[place]
         self._ids_NF, self._dense_NC = values[place], dense[place]
-        self._packs, self._spans = self._pack(picked) if events else ({}, {})
-        plain = [n for n in picked.columns if not n.startswith(("start_", "end_")) and n != "day"]
+        self._packs, self._spans = self._pack(picked, share.buckets) if events else ({}, {})
+        plain = [n for n in picked.columns if not n.startswith(("start_", "end_"))]
         self.columns: dict[str, np.ndarray] = {n: picked[n].to_numpy() for n in plain}
         self._tasks = {
             p: np.stack([self.columns[f"{p}_{n}"].astype(np.float32) for n in self.objectives], 1)
@@ -83,13 +100,13 @@ class Loader:
 
     @property
     def num_rows(self) -> int:
-        """Rows of the selection within the bounds."""
+        """Rows of the selection within the bounds that this rank holds."""
         return len(self._ids_NF)
 
     @property
     def num_batches(self) -> int:
-        """Batches of a full pass, the last one possibly smaller."""
-        return -(-self.num_rows // self.batch_size)
+        """Batches of a full pass, the last one possibly smaller; the same on every rank."""
+        return len(self._bounds) - 1
 
     def batches(self, start: int = 0) -> Iterator[Batch]:
         """Batches from index `start` on, prepared ahead by a thread."""
@@ -97,8 +114,7 @@ class Loader:
 
     def batch(self, index: int) -> Batch:
         """The batch of an index in [0, num_batches)."""
-        begin = index * self.batch_size
-        return self.rows(begin, min(begin + self.batch_size, self.num_rows))
+        return self.rows(int(self._bounds[index]), int(self._bounds[index + 1]))
 
     def rows(self, begin: int, end: int) -> Batch:
         """The rows [begin, end) of the loader's order as one batch."""
@@ -118,17 +134,15 @@ class Loader:
         )
 
     def _pack(
-        self, picked: pl.DataFrame
+        self, picked: pl.DataFrame, buckets: Sequence[int]
     ) -> tuple[dict[str, EventPack], dict[str, tuple[np.ndarray, np.ndarray]]]:
         check_timelines(self.run)
-        buckets = range(self.run.config.window.num_buckets)
-        readers = [TimelineReader(self.run, b) for b in buckets]
-        packs = pack_events(self.features, readers)
-        bucket = picked["bucket"].to_numpy()
+        packs = pack_events(self.features, [TimelineReader(self.run, b) for b in buckets])
+        place = np.searchsorted(buckets, picked["bucket"].to_numpy())
         spans = {
             name: (
-                picked[f"start_{name}"].to_numpy() + pack.base[bucket],
-                picked[f"end_{name}"].to_numpy() + pack.base[bucket],
+                picked[f"start_{name}"].to_numpy() + pack.base[place],
+                picked[f"end_{name}"].to_numpy() + pack.base[place],
             )
             for name, pack in packs.items()
         }
@@ -197,34 +211,20 @@ class BatchAssembler:
         return rows
 
 
-def _picked(run: Run, selection: str, begin_us: int | None, end_us: int | None) -> pl.DataFrame:
-    """The selection's rows within the bounds, bucket after bucket."""
-    frames = []
-    for bucket in range(run.config.window.num_buckets):
-        rows = read_frames([bucket_file(run.output("mix") / selection, bucket)])
-        if begin_us is not None:
-            rows = rows.filter(pl.col("label_us") >= begin_us)
-        if end_us is not None:
-            rows = rows.filter(pl.col("label_us") < end_us)
-        frames.append(rows.with_columns(pl.lit(bucket, dtype=pl.Int32).alias("bucket")))
-    return pl.concat(frames)
-
-
-def _values(run: Run, features: FeatureSet, picked: pl.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """Sparse ids and dense values of the picked rows, read by their pointers bucket by bucket."""
-    parts = window_impressions(run)
-    counts = [c for m in features.matches for c in m.columns]
-    ids, dense = [], []
-    for bucket in range(run.config.window.num_buckets):
-        mine = picked.filter(pl.col("bucket") == bucket)
-        g = mine["g"].to_numpy()
-        rows = read_rows(parts, bucket, feature_columns(features), g)
-        rows = rows.with_columns(mine["surface"])
-        if counts:
-            rows = rows.with_columns(read_frames([hist_file(run, bucket)], counts)[g])
-        ids.append(sparse_ids(features, rows))
-        dense.append(dense_values(features, rows))
-    return np.concatenate(ids), np.concatenate(dense)
+def _placed(
+    loader: Loader, picked: pl.DataFrame, share: Share, *, in_time: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which picked row comes at each place of the loader's order, and where each batch begins."""
+    place = np.arange(len(picked))
+    bounds = even_bounds(len(picked), share.total_rows or len(picked), loader.batch_size)
+    if not in_time:
+        return place, bounds
+    place = np.argsort(picked["label_us"].to_numpy(), kind="stable")
+    if share.parts_W is None:
+        return place, bounds
+    cost = row_costs(loader.features, picked)[place]
+    order, bounds = balanced_steps(cost, share.parts_W, len(bounds) - 1)
+    return place[order], bounds
 
 
 def _batch(

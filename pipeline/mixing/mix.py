@@ -7,15 +7,12 @@ pointers (`g` and spans into the timelines); features stay where ingest wrote th
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from itertools import groupby
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
 
-from model.config import Objective
 from model.flops import flops_per_row
 from pipeline.mixing.budget import Candidates, Plan, plan_mix
 from pipeline.mixing.canonical import (
@@ -26,9 +23,20 @@ from pipeline.mixing.canonical import (
     surface_column,
     window_impressions,
 )
-from pipeline.mixing.frames import read_frames, write_frame
+from pipeline.mixing.frames import read_frames, write_selection
 from pipeline.mixing.hashing import uniform
 from pipeline.mixing.ledger import Entry, listed
+from pipeline.mixing.mix_report import MixReport, copied_feature_bytes
+from pipeline.mixing.selections import (
+    Labels,
+    Mask,
+    known_labels,
+    logged_labels,
+    positive_labels,
+    rows_of,
+    windows,
+)
+from pipeline.mixing.weights import balance_factors, check_correction, correct
 from pipeline.run.config import RunConfig
 from pipeline.run.errors import DataError
 from pipeline.run.manifest import Manifest, Outcome, need_manifest, produce
@@ -47,6 +55,7 @@ POINTERS = (
     "surface",
     "ts_us",
     "label_us",
+    "shift",
 )
 _SALT = 1_000  # keeps mix.seed apart from the seeds of buckets and table rows
 _DELAYED_SALT = 2_000
@@ -58,6 +67,7 @@ def mix(run: Run, unit: str = "") -> Manifest:
     `DataError` when the run's span holds no label to train on.
     """
     config, window = run.config, window_of(run.config)
+    check_correction(config.mix.correction, config.objectives)
     groups = range(config.window.num_groups)
     outputs = {f"timelines/{g}": run.output("timelines", str(g)) for g in groups}
     outputs["labels"] = run.output("labels")
@@ -82,45 +92,6 @@ def hist_file(run: Run, bucket: int) -> Path:
     return bucket_file(run.output("timelines", str(group)) / "hist", bucket)
 
 
-def selected_rows(
-    objectives: tuple[Objective, ...], base: pl.DataFrame, begin: int, end: int
-) -> pl.DataFrame:
-    """One row per label known in [begin, end), sorted by (label_us, g).
-
-    Objectives whose labels are known at the same time share a row; y is 0 where m is False.
-    """
-    frames = []
-    by_window = sorted(objectives, key=lambda o: o.window_hours)
-    for _, group in groupby(by_window, key=lambda o: o.window_hours):
-        names = {o.name for o in group}
-        known, mature = (f"{p}_{min(names)}" for p in ("known", "mature"))
-        rows = base.filter(pl.col(known).is_between(begin, end, closed="left") & pl.col(mature))
-        frames.append(
-            rows.with_columns(
-                pl.col(known).alias("label_us"),
-                *(pl.lit(o.name in names).alias(f"m_{o.name}") for o in objectives),
-                *(
-                    pl.lit(0, dtype=pl.Int8).alias(f"y_{o.name}")
-                    for o in objectives
-                    if o.name not in names
-                ),
-            )
-        )
-    return pl.concat(frames).sort("label_us", "g")
-
-
-def logged_rows(objectives: tuple[Objective, ...], base: pl.DataFrame, begin: int) -> pl.DataFrame:
-    """Every impression from `begin` on, once: click labels only, label_us = ts_us."""
-    rows = base.filter(pl.col("ts_us") >= begin)
-    others = [o.name for o in objectives if o.name != "click"]
-    return rows.with_columns(
-        pl.col("ts_us").alias("label_us"),
-        pl.lit(True).alias("m_click"),
-        *(pl.lit(False).alias(f"m_{name}") for name in others),
-        *(pl.lit(0, dtype=pl.Int8).alias(f"y_{name}") for name in others),
-    ).sort("label_us", "g")
-
-
 def row_flops(config: RunConfig, rows: pl.DataFrame) -> np.ndarray:
     """Forward FLOPs of each row, from the events that it would read."""
     lengths = {
@@ -131,19 +102,6 @@ def row_flops(config: RunConfig, rows: pl.DataFrame) -> np.ndarray:
         config.model, config.features, len(config.objectives), lengths, len(config.surfaces)
     )
     return np.broadcast_to(np.asarray(each, dtype=np.float64), (len(rows),))
-
-
-def any_positive(objectives: tuple[Objective, ...], rows: pl.DataFrame) -> np.ndarray:
-    """Rows that are positive for a task whose label they carry."""
-    return (
-        rows.select(
-            pl.any_horizontal(
-                (pl.col(f"y_{o.name}") == 1) & pl.col(f"m_{o.name}") for o in objectives
-            )
-        )
-        .to_series()
-        .to_numpy()
-    )
 
 
 class _Mixer:
@@ -158,125 +116,146 @@ class _Mixer:
 
     def mix(self) -> Outcome:
         """Plan over all candidates, then write every bucket's selections."""
-        candidates = self._candidates()
+        candidates, balance, rows_in = self._candidates()
         plan = plan_mix(self.config.mix, self.config.surfaces, candidates)
-        counts: dict[str, Counter[str]] = {name: Counter() for name in SELECTIONS}
-        rows_in = 0
+        report = MixReport(self.config.surfaces, tuple(o.name for o in self.objectives))
         for bucket in self.buckets:
-            base = self._base(bucket)
-            rows_in += len(self._known(base))
-            for name, rows in self._selections(base, plan).items():
-                write_frame(bucket_file(self.folder / name, bucket), rows)
-                counts[name].update(self._count(rows))
-        figures = self._figures(plan, candidates)
-        figures["selections"] = {name: dict(count) for name, count in counts.items()}
-        kept = counts["train"]["rows"]
+            base = self._whole(bucket)
+            for name, rows in self._selections(base, plan, balance):
+                write_selection(bucket_file(self.folder / name, bucket), rows)
+                report.add(name, rows)
+        kept = report.rows("train")
+        figures = report.figures(self.config.surfaces[plan.reference], plan, candidates)
+        figures["conversion_balance"] = balance
+        figures["feature_bytes_copied"] = copied_feature_bytes(self.folder, self.config.features)
         figures["ledger"] = listed([self._ledger(rows_in, kept)])
         log.info("mix: %s", {n: (f["rate"], f["kept"]) for n, f in figures["surfaces"].items()})
         return Outcome(rows=kept, figures=figures)
 
     def _base(self, bucket: int) -> pl.DataFrame:
+        """What costs and sampling need of a bucket's impressions."""
         labels = read_frames([bucket_file(self.run.output("labels"), bucket)])
-        spans = [f"{p}_{e.name}" for e in self.config.features.events for p in ("start", "end")]
-        hist = read_frames([hist_file(self.run, bucket)], ["g", *spans])
-        ids = read_bucket(self.parts, bucket, ["user_id", "ad_id", "request_id"])
-        if not len(labels) == len(hist) == len(ids):
-            raise DataError(
-                f"bucket {bucket} has {len(ids)} impressions, {len(labels)} labels and {len(hist)} "
-                "hist rows; run the labels and timelines stages again"
-            )
+        hist = read_frames([hist_file(self.run, bucket)], self._spans)
         surface = pl.Series("surface", surface_column(self.parts, bucket))
-        extra = [surface, day_column(self.parts, bucket), *hist.drop("g").get_columns()]
-        return labels.with_columns(*ids.get_columns(), *extra)
+        if not len(labels) == len(hist) == len(surface):
+            raise DataError(
+                f"bucket {bucket} has {len(surface)} impressions, {len(labels)} labels and "
+                f"{len(hist)} hist rows; run the labels and timelines stages again"
+            )
+        return labels.with_columns(surface, *hist.get_columns())
 
-    def _train(self, base: pl.DataFrame) -> tuple[pl.DataFrame, Candidates]:
-        rows = self._thinned(self._known(base))
-        ids = rows["impression_id"].to_numpy()
-        return rows, Candidates(
-            surface=rows["surface"].to_numpy(),
-            flops=row_flops(self.config, rows),
-            positive=any_positive(self.objectives, rows),
-            chance=uniform(ids, _SALT + self.config.mix.seed),
-        )
+    def _whole(self, bucket: int) -> pl.DataFrame:
+        """The base with the keys that selections carry."""
+        ids = read_bucket(self.parts, bucket, ["user_id", "ad_id", "request_id"])
+        days = day_column(self.parts, bucket)
+        return self._base(bucket).with_columns(*ids.get_columns(), days)
 
-    def _known(self, base: pl.DataFrame) -> pl.DataFrame:
-        return selected_rows(self.objectives, base, self.window.train_begin, self.window.cut)
+    @property
+    def _spans(self) -> list[str]:
+        events = self.config.features.events
+        return [f"{p}_{e.name}" for e in events for p in ("start", "end")]
 
-    def _thinned(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Without delayed negatives that are not considered; `base_weight` makes up for them."""
+    def _considered(self, base: pl.DataFrame) -> tuple[Labels, Mask, Mask, int]:
+        """Labels of the training span without the delayed negatives that are not considered.
+
+        Also which of them are positive and which delayed, and how many labels there were.
+        """
         mix = self.config.mix
-        delayed = ~rows["m_click"].to_numpy() & ~any_positive(self.objectives, rows)
-        chance = uniform(rows["impression_id"].to_numpy(), _DELAYED_SALT + mix.seed)
-        weight = np.where(delayed, 1.0 / mix.delayed_rate, 1.0)
-        rows = rows.with_columns(pl.Series("base_weight", weight))
-        return rows.filter(pl.Series(~delayed | (chance < mix.delayed_rate)))
+        known = known_labels(self.objectives, base, self.window.train_begin, self.window.cut)
+        positive = positive_labels(self.objectives, base, known)
+        clicks = next(i for i, n in enumerate(windows(self.objectives)) if "click" in n)
+        delayed = known.group != clicks
+        doubtful = np.flatnonzero(delayed & ~positive)
+        ids = base["impression_id"].to_numpy()[known.place[doubtful]]
+        kept = np.ones(len(known), dtype=bool)
+        kept[doubtful] = uniform(ids, _DELAYED_SALT + mix.seed) < mix.delayed_rate
+        return known.take(kept), positive[kept], delayed[kept], len(known)
 
-    def _candidates(self) -> Candidates:
-        found = [self._train(self._base(bucket))[1] for bucket in self.buckets]
+    def _candidates(self) -> tuple[Candidates, dict[str, list[float]], int]:
+        """What may be trained on, all buckets together, the conversions' balance, and how many
+        labels the span has.
+        """
+        surfaces = len(self.config.surfaces)
+        found, rows_in = [], 0
+        bought = {name: np.zeros(surfaces, np.int64) for name in self._delayed}
+        for bucket in self.buckets:
+            base = self._base(bucket)
+            labels, positive, delayed, known = self._considered(base)
+            rows_in += known
+            found.append(self._costs(base, labels, positive))
+            here = labels.take(positive & delayed)
+            for name, counts in bought.items():
+                own = here.place[base[f"y_{name}"].to_numpy()[here.place] == 1]
+                counts += np.bincount(base["surface"].to_numpy()[own], minlength=surfaces)
         if not sum(len(c.surface) for c in found):
             raise DataError(
                 f"no label is known in the training span of {self.config.day}; "
                 "raise window.bootstrap_days or choose a day with more data before it"
             )
+        beta = self.config.mix.conversion_balance
+        balance = {n: balance_factors(counts, beta).tolist() for n, counts in bought.items()}
         names = ("surface", "flops", "positive", "chance")
-        return Candidates(**{n: np.concatenate([getattr(c, n) for c in found]) for n in names})
+        joined = {n: np.concatenate([getattr(c, n) for c in found]) for n in names}
+        return Candidates(**joined), balance, rows_in
 
-    def _selections(self, base: pl.DataFrame, plan: Plan) -> dict[str, pl.DataFrame]:
-        train, found = self._train(base)
-        kept = plan.keeps(found.surface, found.positive, found.chance)
-        weight = np.ones(len(train))
-        if self.config.mix.correction == "weight":
-            weight = train["base_weight"].to_numpy().copy()
-            sampled = ~found.positive & kept
-            weight[sampled] /= plan.rates[found.surface[sampled]]
-        window = self.window
-        holdout = selected_rows(self.objectives, base, window.cut, window.day_end)
-        logged = logged_rows(self.objectives, base, window.students_begin)
-        return {
-            "train": self._finished(train, weight).filter(pl.Series(kept)),
-            "holdout": self._finished(holdout, np.ones(len(holdout))),
-            "log": self._finished(logged, np.ones(len(logged))),
-        }
-
-    def _finished(self, rows: pl.DataFrame, weight: np.ndarray) -> pl.DataFrame:
-        names = [o.name for o in self.objectives]
-        rows = rows.with_columns(
-            pl.Series(f"w_{n}", weight.astype(np.float32), dtype=pl.Float32) for n in names
+    def _costs(self, base: pl.DataFrame, labels: Labels, positive: Mask) -> Candidates:
+        rows = base.select("impression_id", "surface", *self._spans)[labels.place]
+        return Candidates(
+            surface=rows["surface"].to_numpy(),
+            flops=row_flops(self.config, rows),
+            positive=positive,
+            chance=uniform(rows["impression_id"].to_numpy(), _SALT + self.config.mix.seed),
         )
-        spans = [f"{p}_{e.name}" for e in self.config.features.events for p in ("start", "end")]
-        tasks = [f"{p}_{n}" for n in names for p in ("y", "m", "w")]
-        return rows.select(*POINTERS, *tasks, *spans)
 
-    def _count(self, rows: pl.DataFrame) -> dict[str, int]:
-        counts = {"rows": len(rows)}
-        for objective in self.objectives:
-            name = objective.name
-            counts[f"{name}_labels"] = int(rows[f"m_{name}"].sum())
-            counts[f"{name}_positives"] = int(rows[f"y_{name}"].sum())
-        return counts
+    @property
+    def _delayed(self) -> list[str]:
+        return [o.name for o in self.objectives if o.name != "click"]
 
-    def _figures(self, plan: Plan, found: Candidates) -> dict[str, Any]:
-        kept = plan.keeps(found.surface, found.positive, found.chance)
-        surfaces = {}
-        for index, name in enumerate(self.config.surfaces):
-            mine = found.surface == index
-            surfaces[name] = {
-                "candidates": int(mine.sum()),
-                "positives": int((mine & found.positive).sum()),
-                "kept": int((mine & kept).sum()),
-                "sampled_out": int((mine & ~kept).sum()),
-                "share": float(plan.shares[index]),
-                "rate": float(plan.rates[index]),
-                "flops": float(found.flops[mine & kept].sum()),
-            }
-        return {
-            "surfaces": surfaces,
-            "reference_surface": self.config.surfaces[plan.reference],
-            "flops_mix": plan.flops_mix,
-            "flops_reference": plan.flops_reference,
-            "flops_ratio": plan.flops_mix / max(plan.flops_reference, 1.0),
-            "feature_bytes_copied": 0,
-        }
+    def _selections(
+        self, base: pl.DataFrame, plan: Plan, balance: dict[str, list[float]]
+    ) -> Iterator[tuple[str, pl.DataFrame]]:
+        window, objectives = self.window, self.objectives
+        yield "train", self._train(base, plan, balance)
+        holdout = known_labels(objectives, base, window.cut, window.day_end)
+        yield "holdout", self._frame(base, holdout.take(holdout.order()))
+        logged = logged_labels(objectives, base, window.students_begin)
+        yield "log", self._frame(base, logged.take(logged.order()))
+
+    def _train(
+        self, base: pl.DataFrame, plan: Plan, balance: dict[str, list[float]]
+    ) -> pl.DataFrame:
+        labels, positive, delayed, _ = self._considered(base)
+        surface = base["surface"].to_numpy()[labels.place]
+        ids = base["impression_id"].to_numpy()[labels.place]
+        kept = plan.keeps(surface, positive, uniform(ids, _SALT + self.config.mix.seed))
+        rows = np.flatnonzero(kept)[labels.take(kept).order()]
+        labels, positive, surface = labels.take(rows), positive[rows], surface[rows]
+        considered = np.where(delayed[rows], self.config.mix.delayed_rate, 1.0)
+        weight, shift = correct(
+            self.config.mix.correction, rate=plan.rates[surface] * considered, positive=positive
+        )
+        weights = {o.name: weight for o in self.objectives}
+        weights |= {n: weight * np.array(f)[surface] for n, f in balance.items()}
+        return self._frame(base, labels, shift, weights)
+
+    def _frame(
+        self,
+        base: pl.DataFrame,
+        labels: Labels,
+        shift: np.ndarray | None = None,
+        weights: Mapping[str, np.ndarray] | None = None,
+    ) -> pl.DataFrame:
+        own = [n for n in POINTERS if n not in ("label_us", "shift")]
+        columns = rows_of(
+            self.objectives,
+            base,
+            labels,
+            columns=[*own, *self._spans],
+            shift=shift,
+            weights=weights,
+        )
+        tasks = [f"{p}_{o.name}" for o in self.objectives for p in ("y", "m", "w")]
+        return pl.DataFrame({n: columns[n] for n in (*POINTERS, *tasks, *self._spans)})
 
     def _ledger(self, rows_in: int, rows_out: int) -> Entry:
         return Entry(

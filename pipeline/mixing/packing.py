@@ -46,7 +46,7 @@ class EventPack:
             ids = np.concatenate([np.asarray(p.columns[attribute.column]) for p in parts])
             if attribute.column == "action":
                 ids = ids.astype(np.int64) + ACTION_ID_BASE
-            self.ids_EA[:, a] = table_row(ids, buckets[attribute.table])
+            self.ids_EA[:, a] = table_rows(ids, buckets[attribute.table])
 
     def slice(self, begin_N: np.ndarray, end_N: np.ndarray, ts_N: np.ndarray) -> EventSlice:
         """The last `max_len` events of every [begin, end), positions being packed ones."""
@@ -77,8 +77,16 @@ def sparse_ids(features: FeatureSet, rows: pl.DataFrame) -> np.ndarray:
     buckets = {t.name: t.buckets for t in features.tables}
     ids_NF = np.empty((len(rows), len(features.sparse)), dtype=np.int32)
     for f, feature in enumerate(features.sparse):
-        ids_NF[:, f] = table_row(rows[feature.name].to_numpy(), buckets[feature.table])
+        ids_NF[:, f] = table_rows(rows[feature.name].to_numpy(), buckets[feature.table])
     return ids_NF
+
+
+def table_rows(ids: np.ndarray, buckets: int) -> np.ndarray:
+    """`table_row` of every id, int64; ids of a small range are hashed once each."""
+    low, high = (int(ids.min()), int(ids.max())) if len(ids) else (0, 0)
+    if high - low >= len(ids) // 2:
+        return table_row(ids, buckets)
+    return table_row(np.arange(low, high + 1), buckets)[ids.astype(np.int64) - low]
 
 
 def dense_values(features: FeatureSet, rows: pl.DataFrame) -> np.ndarray:

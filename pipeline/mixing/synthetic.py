@@ -21,7 +21,6 @@ from pipeline.mixing.synthetic_day import (
     DELAY_MEDIAN_US,
     DELAY_SD,
     LONGEST_DELAY_DAYS,
-    SURFACE_SHARES,
     Delivery,
     daytimes,
     deliver,
@@ -33,9 +32,9 @@ from pipeline.mixing.synthetic_world import (
     categories_of,
     stream,
 )
-from pipeline.run.config import PlantedConfig, RunConfig
+from pipeline.run.config import RunConfig
 from pipeline.run.errors import ConfigError, require
-from pipeline.run.presets import PLANTED_SURFACES
+from pipeline.run.planted import PLANTED_SURFACES, PlantedConfig
 from pipeline.run.window import DAY_US, HOUR_US, day_begin_us
 
 ORGANIC_GAIN = 2.5
@@ -177,7 +176,7 @@ def engagements(world: PlantedConfig, users: Users, number: int) -> pa.Table:
     ceiling = np.cumsum(share / share.sum(axis=1, keepdims=True), axis=1)
     category = (rng.random(len(user))[:, None] >= ceiling[user, :-1]).sum(axis=1)
     item = category * ITEMS_PER_CATEGORY + (ITEMS_PER_CATEGORY * rng.random(len(user)) ** 3)
-    edges = np.cumsum(SURFACE_SHARES)[:-1]
+    edges = np.cumsum(world.shares)[:-1]
     columns: Columns = {
         "user_id": users.id_U[user],
         "ts": number * DAY_US + ts,

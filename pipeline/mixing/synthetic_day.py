@@ -24,10 +24,9 @@ from pipeline.mixing.synthetic_world import (
     stream,
     users_of,
 )
-from pipeline.run.config import PlantedConfig
+from pipeline.run.planted import PlantedConfig
 from pipeline.run.window import DAY_US, HOUR_US
 
-SURFACE_SHARES = (0.5, 0.3, 0.2)
 CLICK_RATES = (0.020, 0.035, 0.045)
 MEAN_SHOWN = 2.0  # one, two or three
 REQUESTS_PER_SESSION = 3.0
@@ -124,7 +123,7 @@ def _arrivals(world: PlantedConfig, day: int, users: Users, num_surfaces: int) -
     user_of_session = np.repeat(np.arange(world.users), sessions_U)
     num = len(user_of_session)
     start = daytimes(rng, num)
-    shares = np.resize(np.array(SURFACE_SHARES), num_surfaces)
+    shares = np.resize(np.array(world.shares), num_surfaces)
     surface = np.searchsorted(np.cumsum(shares / shares.sum())[:-1], rng.random(num), side="right")
     context = rng.integers(0, NUM_CONTEXTS, num)
     length = 1 + rng.poisson(REQUESTS_PER_SESSION - 1, num)

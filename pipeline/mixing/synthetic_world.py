@@ -12,7 +12,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.run.config import PlantedConfig
+from pipeline.run.planted import PlantedConfig
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
@@ -23,7 +23,6 @@ MEMORY_DAYS = 128  # what is older weighs below .97^128 = 2%
 SHARED = 0.8  # part of the interest's variance that all surfaces share
 RENEWING = 0.3  # part of the slots whose user or ad is replaced ...
 LIFE_DAYS = 30  # ... every so many days: 1% of the slots a day, 10% in ten days
-ACTIVITY_SD = 0.9
 USER_BIAS_SD = 0.25
 AD_QUALITY_SD = 0.3
 CATEGORY_WEIGHT = 0.95
@@ -119,7 +118,7 @@ def users_of(world: PlantedConfig, day: int, num_surfaces: int) -> Users:
     generation, age = generation_of(slots, day, stream(world.seed, Draw.USER_LIFE))
     today, yesterday = _interest(world, day, generation, age, num_surfaces)
     personal = _occupants(world, Draw.USER, generation, 3)
-    activity = np.exp(ACTIVITY_SD * personal[:, 0])
+    activity = np.exp(world.activity_sd * personal[:, 0])
     noise = stream(world.seed, Draw.USER_FEATURES, day).standard_normal(
         (slots, 2 * LATENT_WIDTH + 1), dtype=np.float32
     )

@@ -14,6 +14,7 @@ import logging
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from pipeline.pretraining.calibration import (
     apply_intercepts,
     calibration_begin,
     named,
+    shift_of,
 )
 from pipeline.pretraining.epoch import describe, inherited_epoch, opens_epoch
 from pipeline.pretraining.meter import Clock, Meter
@@ -155,6 +157,8 @@ class Training:
     def step(self, batch: Batch) -> None:
         """Train on one batch."""
         output = self.engine.forward(batch)
+        shift_B1 = shift_of(self.segments[self.segment], batch)
+        output = replace(output, logits_BK=output.logits_BK + shift_B1)
         loss = training_loss(output, batch, self.weights_K)
         if not torch.isfinite(loss):
             raise DataError(

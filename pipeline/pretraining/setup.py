@@ -54,12 +54,14 @@ def build_engine(run: Run) -> Engine:
 def prior_of(columns: Mapping[str, np.ndarray], objectives: tuple[Objective, ...]) -> Tensor:
     """Base rate of each objective over its first mature labels among the rows trained first.
 
-    Delayed labels are not mature in the first rows, so each objective takes rows of its own.
+    Where sampling is made up for by a shift, a negative stands for exp(shift) of them. Delayed
+    labels are not mature in the first rows, so each objective takes rows of its own.
     """
     rates = []
     for objective in objectives:
         mature = np.flatnonzero(columns[f"m_{objective.name}"])[:PRIOR_ROWS]
         y, weight = (columns[f"{p}_{objective.name}"][mature].astype(np.float64) for p in "yw")
+        weight = np.where(y > 0, weight, weight * np.exp(columns["shift"][mature]))
         total = float(weight.sum())
         rates.append(float((y * weight).sum()) / total if total else NO_PRIOR)
     return torch.tensor(rates)

@@ -9,31 +9,9 @@ from typing import Any, Literal
 
 from model.config import ConfigError, FeatureSet, ModelConfig, Objective, require
 from pipeline.run.codec import digest, from_dict, to_dict
+from pipeline.run.planted import PlantedConfig as PlantedConfig
 
 OVERALL = "overall"  # the name of all surfaces together wherever figures are listed
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlantedConfig:
-    """Size and seed of the planted generator (docs/planted.md)."""
-
-    seed: int = 0
-    rows_per_day: int = 40_000
-    users: int = 5_000
-    ads: int = 400
-    categories: int = 16
-    organic_per_user_day: float = 5.0
-    finalists: int = 20
-
-    def __post_init__(self) -> None:
-        for name in ("rows_per_day", "users", "ads", "categories", "finalists"):
-            require(
-                getattr(self, name) > 0,
-                f"source.planted.{name}",
-                "above 0",
-                getattr(self, name),
-                "use a positive number",
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +127,10 @@ class MixConfig:
     `delayed_rate`: an impression is seen a second time for a label that comes later than the
     click's (a conversion); this share of its negatives is considered, in the mix and in the
     reference alike, and weighs 1 / delayed_rate.
+    `correction`: what undoes the sampling of negatives in the loss, their weight 1/r or, on every
+    row, the shift -ln r of the logits; "none" leaves the sampled rates.
+    `conversion_balance`: beta of the effective counts that weigh conversion labels of small
+    surfaces up (arXiv 1901.05555); 0 leaves them as they are (docs/data.md has the reasons).
     """
 
     reference_surface: str = ""  # "" = the largest surface
@@ -157,7 +139,8 @@ class MixConfig:
     floor: float = 0.0
     cap: float = 1.0
     delayed_rate: float = 0.25
-    correction: Literal["weight", "none"] = "weight"
+    correction: Literal["weight", "shift", "none"] = "weight"
+    conversion_balance: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -167,6 +150,13 @@ class MixConfig:
             "in (0, 1]",
             self.alpha,
             "use 1.0 to keep natural shares",
+        )
+        require(
+            0 <= self.conversion_balance < 1,
+            "mix.conversion_balance",
+            "in [0, 1)",
+            self.conversion_balance,
+            "use 0.0 to leave the labels as they are",
         )
         require(
             0 < self.delayed_rate <= 1,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import html
 import logging
+import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from pipeline.run.paths import Run
 
 log = logging.getLogger(__name__)
 SHOWN = 10
+DOCS_DAYS = 60  # Data Docs of older days are removed
 
 
 def docs_folder(run: Run, stage: str) -> Path:
@@ -40,6 +44,7 @@ def settle(
         "expectations": [dict(v) for v in verdicts],
     }
     _write_index(run)
+    _keep_recent(run)
     for verdict in failed:
         log.warning("%s: %s: %s", stage, verdict["severity"], line(verdict))
     report = run.inside("contract_failures", f"{stage}.json")
@@ -82,13 +87,39 @@ def _message(
     )
 
 
+def docs_index(home: Path) -> Path:
+    """The page that lists the Data Docs of all runs that are still kept."""
+    return home / "runs" / "data_docs.html"
+
+
 def _write_index(run: Run) -> None:
     folder = run.inside("data_docs")
     folder.mkdir(exist_ok=True)
     stages = sorted(p.parent.name for p in folder.glob("*/index.html"))
-    links = "".join(
-        f'<li><a href="{html.escape(s)}/index.html">{html.escape(s)}</a>' for s in stages
+    _write_page(folder / "index.html", [(s, f"{s}/index.html") for s in stages])
+
+
+def _keep_recent(run: Run) -> None:
+    """Remove Data Docs of days more than `DOCS_DAYS` before the run's, and list the others."""
+    runs = run.home / "runs"
+    oldest = dt.date.fromisoformat(run.config.day) - dt.timedelta(days=DOCS_DAYS)
+    links = []
+    for folder in sorted(runs.glob("????-??-??/*/data_docs"), reverse=True):
+        day, name = folder.parts[-3:-1]
+        if day <= oldest.isoformat():
+            shutil.rmtree(folder, ignore_errors=True)
+            continue
+        for page in sorted(folder.glob("*/index.html")):
+            title = f"{day} {page.parent.name} ({name})"
+            links.append((title, page.relative_to(runs).as_posix()))
+    _write_page(docs_index(run.home), links)
+
+
+def _write_page(path: Path, links: Sequence[tuple[str, str]]) -> None:
+    items = "".join(
+        f'<li><a href="{html.escape(target)}">{html.escape(title)}</a>' for title, target in links
     )
     title = "<meta charset=utf-8><title>Contracts</title><h1>Contracts</h1>"
-    page = f"<!doctype html>{title}<ul>{links}</ul>"
-    (folder / "index.html").write_text(page)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(f"<!doctype html>{title}<ul>{items}</ul>")
+    temporary.replace(path)

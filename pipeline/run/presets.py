@@ -28,7 +28,6 @@ from pipeline.run.codec import from_dict
 from pipeline.run.config import (
     EvaluationConfig,
     MixConfig,
-    PlantedConfig,
     RunConfig,
     SolarisConfig,
     SourceConfig,
@@ -36,9 +35,10 @@ from pipeline.run.config import (
     TrainConfig,
     WindowConfig,
 )
+from pipeline.run.planted import PLANTED_SURFACES as PLANTED_SURFACES
+from pipeline.run.planted import PlantedConfig
 
 SIZES = ("smoke", "small", "base")
-PLANTED_SURFACES = ("feed", "reels", "stories")
 
 
 @dataclass(frozen=True, kw_only=True)

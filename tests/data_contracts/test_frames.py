@@ -51,3 +51,10 @@ def test_psi_of_the_same_numbers_is_zero_and_of_shifted_ones_is_large() -> None:
     assert frames.psi(numbers, numbers) == pytest.approx(0.0)
     assert (frames.psi(numbers + 500, numbers) or 0) > 1
     assert frames.psi(numbers.head(0), numbers) is None
+
+
+def test_psi_compares_few_values_one_by_one_and_many_by_remainder() -> None:
+    few, moved = pl.Series([0, 1, 2, 3] * 50), pl.Series([16, 17, 18, 19] * 50)
+    assert (frames.psi(moved, few) or 0) > 1
+    many = pl.int_range(6_400, eager=True)
+    assert frames.psi(many + 16, many) == pytest.approx(0.0)

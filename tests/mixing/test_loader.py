@@ -3,13 +3,14 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 import torch
-from plane_world import FEATURES, OBJECTIVES, SURFACES, landed_run, run_plane
+from plane_world import FEATURES, OBJECTIVES, SURFACES, landed_run, run_plane, toy_config
 
 from model.batch import Batch
 from pipeline.mixing.canonical import read_bucket, window_impressions
@@ -222,3 +223,69 @@ def test_prefetching_hands_over_errors_and_ends_its_thread() -> None:
     assert next(items) == 0
     items.close()  # type: ignore[attr-defined]
     assert "prefetch" not in [t.name for t in threading.enumerate()]
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run with buckets for several ranks."""
+    window = replace(toy_config().window, num_buckets=6)
+    made = landed_run(tmp_path_factory.mktemp("wide"), toy_config(window=window))
+    run_plane(made)
+    return made
+
+
+def identity(loader: Loader) -> list[tuple[int, ...]]:
+    names = ("bucket", "g", "label_us", "m_click")
+    return list(zip(*(loader.columns[n].tolist() for n in names), strict=True))
+
+
+@pytest.mark.parametrize("selection", ["train", "holdout"])
+@pytest.mark.parametrize("order", ["time", "none"])
+def test_ranks_share_out_the_rows(wide: Run, selection: Any, order: Any) -> None:
+    whole = Loader(wide, selection, batch_size=64, order=order)
+    for world_size in (2, 3, 6):
+        ranks = [
+            Loader(wide, selection, batch_size=64, order=order, rank=r, world_size=world_size)
+            for r in range(world_size)
+        ]
+        assert sorted(i for r in ranks for i in identity(r)) == sorted(identity(whole))
+        assert {r.num_batches for r in ranks} == {whole.num_batches}
+        buckets = [set(r.columns["bucket"].tolist()) for r in ranks]
+        assert sum(len(b) for b in buckets) == len(set().union(*buckets)) == 6
+        rows = [r.batch(i).row_B.tolist() for r in ranks for i in range(r.num_batches)]
+        assert sum(len(b) for b in rows) == whole.num_rows
+        # a rank keeps the events of its own buckets alone
+        events = [len(r._packs["shown"].ts_E) for r in ranks]
+        assert sum(events) == len(whole._packs["shown"].ts_E)
+
+
+def test_a_rank_reads_what_one_rank_reads_and_can_start_anywhere(wide: Run) -> None:
+    whole = Loader(wide, batch_size=64)
+    place = {row: n for n, row in enumerate(identity(whole))}
+    loader = Loader(wide, batch_size=64, rank=1, world_size=2)
+    again = Loader(wide, batch_size=64, rank=1, world_size=2)
+    rest = list(again.batches(start=2))
+    assert len(rest) == loader.num_batches - 2 > 0
+    for index, batch in enumerate(rest, start=2):
+        same = loader.batch(index)
+        assert torch.equal(batch.row_B, same.row_B)
+        assert torch.equal(batch.events["shown"].ids_EA, same.events["shown"].ids_EA)
+        for b in range(0, batch.num_rows, 5):
+            n = place[identity(loader)[int(batch.row_B[b])]]
+            assert torch.equal(whole.rows(n, n + 1).ids_BF[0], batch.ids_BF[b])
+            assert torch.equal(whole.rows(n, n + 1).dense_BC[0], batch.dense_BC[b])
+            lengths = batch.events["shown"].lengths_B
+            begin = int(lengths[:b].sum())
+            one = whole.rows(n, n + 1).events["shown"]
+            assert torch.equal(
+                one.ids_EA, batch.events["shown"].ids_EA[begin : begin + int(lengths[b])]
+            )
+
+
+def test_wrong_ranks_are_refused(wide: Run) -> None:
+    with pytest.raises(ConfigError, match=r"world_size must be at most window\.num_buckets, got 7"):
+        Loader(wide, batch_size=64, world_size=7)
+    with pytest.raises(ConfigError, match=r"rank must be in \[0, 2\), got 2"):
+        Loader(wide, batch_size=64, rank=2, world_size=2)
+    with pytest.raises(ConfigError, match="world_size must be at least 1"):
+        Loader(wide, batch_size=64, world_size=0)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -22,9 +23,11 @@ from plane_world import (
     toy_run,
 )
 
+from model.config import Objective
 from pipeline.mixing.budget import Candidates, allocate, fill, plan_mix
 from pipeline.mixing.canonical import read_bucket, window_impressions
-from pipeline.mixing.mix import any_positive, mix, row_flops
+from pipeline.mixing.mix import mix, row_flops
+from pipeline.mixing.mix_report import copied_feature_bytes
 from pipeline.run.config import MixConfig, Parent
 from pipeline.run.errors import ConfigError
 from pipeline.run.manifest import need_manifest
@@ -45,6 +48,12 @@ DELAYED_RATE = MixConfig().delayed_rate
 def read(run: Run, selection: str) -> pl.DataFrame:
     paths = [run.output("mix") / selection / f"bucket={b}.parquet" for b in (0, 1)]
     return pl.concat([pl.read_parquet(p) for p in paths])
+
+
+def any_positive(objectives: tuple[Objective, ...], rows: pl.DataFrame) -> np.ndarray:
+    """Rows that are positive for a task whose label they carry."""
+    each = ((pl.col(f"y_{o.name}") == 1) & pl.col(f"m_{o.name}") for o in objectives)
+    return rows.select(pl.any_horizontal(each)).to_series().to_numpy()
 
 
 def truth(run: Run) -> pl.DataFrame:
@@ -252,3 +261,68 @@ def test_stages_of_the_plane_load_neither_torch_nor_pandas() -> None:
     text = "import sys; " + "; ".join(f"import pipeline.mixing.{m}" for m in modules)
     text += "; sys.exit(any(m in sys.modules for m in ('torch', 'pandas')))"
     assert subprocess.run([sys.executable, "-c", text], cwd=REPOSITORY).returncode == 0
+
+
+def test_the_report_counts_what_was_written(run: Run) -> None:
+    figures, train = need_manifest(run.output("mix")).read_figures(), read(run, "train")
+    assert figures["feature_bytes_copied"] == 0
+    assert [line["surface"] for line in figures["table"]] == list(SURFACES)
+    assert sum(line["flops_share"] for line in figures["table"]) == pytest.approx(1, abs=1e-3)
+    for index, name in enumerate(SURFACES):
+        rows = train.filter(pl.col("surface") == index, pl.col("m_click"))
+        weight = rows["w_click"].to_numpy().astype(float)
+        found = figures["surfaces"][name]["objectives"]["click"]
+        assert found["positives"] == rows["y_click"].sum()
+        assert found["effective"] == pytest.approx(weight.sum() ** 2 / (weight**2).sum())
+        assert found["rate"] == pytest.approx((weight * rows["y_click"]).sum() / weight.sum())
+
+
+def test_copied_features_would_be_counted(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "train" / "bucket=0.parquet"
+    path.parent.mkdir()
+    read(run, "train").with_columns(mood=pl.lit(0.5)).write_parquet(path)
+    assert copied_feature_bytes(tmp_path, run.config.features) > 0
+
+
+@pytest.fixture(scope="module")
+def shifted_run(run: Run) -> Run:
+    """The same day with the logit shift and balanced conversions, in the same lake."""
+    changed = replace(run.config.mix, correction="shift", conversion_balance=0.9)
+    made = toy_run(run.home, replace(run.config, mix=changed))
+    run_plane(made)
+    return made
+
+
+def test_a_shift_takes_the_place_of_weights(run: Run, shifted_run: Run) -> None:
+    weighted, train = read(run, "train"), read(shifted_run, "train")
+    assert train["impression_id"].equals(weighted["impression_id"])
+    assert (train["w_click"] == 1).all()
+    negative = ~any_positive(OBJECTIVES, weighted)
+    implied = np.log(weighted["w_click"].to_numpy()[negative])
+    assert train["shift"].to_numpy()[negative] == pytest.approx(implied, abs=1e-5)
+    surfaces = need_manifest(run.output("mix")).read_figures()["surfaces"]
+    clicks = train.filter(pl.col("m_click"), pl.col("y_click") == 1)
+    expected = [-np.log(surfaces[SURFACES[i]]["rate"]) for i in clicks["surface"]]
+    assert clicks["shift"].to_numpy() == pytest.approx(expected, abs=1e-5)
+    for selection in ("holdout", "log"):
+        assert (read(shifted_run, selection)["shift"] == 0).all()
+
+
+def test_balance_weighs_conversions_alone(run: Run, shifted_run: Run) -> None:
+    train = read(shifted_run, "train")
+    factors = need_manifest(shifted_run.output("mix")).read_figures()["conversion_balance"]
+    bought = train.filter(pl.col("m_conversion"))
+    expected = np.array(factors["conversion"])[bought["surface"].to_numpy()]
+    assert bought["w_conversion"].to_numpy() == pytest.approx(expected, rel=1e-5)
+    positives = bought.filter(pl.col("y_conversion") == 1)
+    assert positives["w_conversion"].sum() == pytest.approx(len(positives), rel=1e-4)
+    assert factors["conversion"][1] > 1 > factors["conversion"][0]
+    assert (read(run, "train").filter(pl.col("y_conversion") == 1)["w_conversion"] == 1).all()
+
+
+def test_mixing_again_gives_the_same_bytes(run: Run) -> None:
+    before = need_manifest(run.output("mix"))
+    shutil.rmtree(run.output("mix"))
+    again = mix(run, "")
+    assert {f.path: f.sha256 for f in again.files} == {f.path: f.sha256 for f in before.files}
+    assert again.figures == before.figures

@@ -13,7 +13,7 @@ import pytest
 
 from data_contracts.schema import TABLES, impressions_with
 from pipeline.mixing.synthetic import DENSE, SPARSE, TRUTH, generate_day
-from pipeline.mixing.synthetic_day import CLICK_RATES, SURFACE_SHARES, deliver
+from pipeline.mixing.synthetic_day import CLICK_RATES, deliver
 from pipeline.mixing.synthetic_world import DRIFT, users_of
 from pipeline.run.config import PlantedConfig, RunConfig, with_overrides
 from pipeline.run.errors import ConfigError
@@ -114,7 +114,9 @@ def test_truth_is_one_row_per_impression_and_nowhere_else(landing: Path) -> None
 def test_click_rates_shares_and_size_are_as_planned(landing: Path) -> None:
     rows = frame(landing, "impressions").join(frame(landing, "truth"), on="impression_id")
     assert abs(rows.height / small_world().rows_per_day - 1) < 0.1
-    for surface, share, rate in zip(PLANTED_SURFACES, SURFACE_SHARES, CLICK_RATES, strict=True):
+    for surface, share, rate in zip(
+        PLANTED_SURFACES, small_world().shares, CLICK_RATES, strict=True
+    ):
         here = rows.filter(pl.col("surface") == surface)
         assert abs(here.height / rows.height - share) < 0.03
         assert here["p_click"].mean() == pytest.approx(rate, rel=1e-6)

@@ -7,11 +7,17 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
+from model.batch import Batch
+from model.foundation import ModelOutput
 from model.snapshot import load_snapshot, read_meta
 from pipeline.pretraining.epoch import inherited_epoch, opens_epoch
 from pipeline.pretraining.pretrain import Training
@@ -141,3 +147,40 @@ def test_an_old_epoch_is_refreshed_from_an_earlier_champion(
     end = window_of(first.config).day_end
     assert epoch["fm_cut_us"] == int(end - cuts[refreshed_from] * DAY_US)
     assert epoch["folder"].endswith("pretrain/model")
+
+
+def test_the_shift_of_the_mix_reaches_the_loss_and_not_the_model(first):
+    """The loss sees the logits plus each row's shift; the model's own logits stay as they are."""
+    loader = SimpleNamespace(columns={"shift": np.array([0.0, 1.5, -0.5], np.float32)})
+    logits = torch.tensor([[0.1], [0.2], [0.3]], requires_grad=True)
+    batch = Batch(
+        ids_BF=torch.zeros(2, 1, dtype=torch.int64),
+        dense_BC=torch.zeros(2, 0),
+        events={},
+        surface_B=torch.zeros(2, dtype=torch.int64),
+        labels_BK=torch.tensor([[1.0], [0.0]]),
+        mask_BK=torch.ones(2, 1),
+        weight_BK=torch.ones(2, 1),
+        row_B=torch.tensor([1, 2]),
+    )
+    output = ModelOutput(logits[1:], torch.zeros(2, 1), torch.zeros(()))
+    losses, seen = [], []
+    engine = SimpleNamespace(
+        forward=lambda _: output, backward=losses.append, step=lambda: None, steps=1
+    )
+    training = SimpleNamespace(
+        engine=engine,
+        segments=[loader],
+        segment=0,
+        batch=0,
+        weights_K=torch.ones(1),
+        clock=SimpleNamespace(rows=0),
+        meter=SimpleNamespace(add=lambda loss, shifted, *_: seen.append(shifted)),
+        run=first,
+        _saved_at=time.monotonic() + 1e6,
+    )
+    Training.step(training, batch)
+    wanted = torch.tensor([[0.2 + 1.5], [0.3 - 0.5]])
+    assert torch.allclose(seen[0], wanted)
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(wanted, batch.labels_BK)
+    assert float(losses[0].detach()) == pytest.approx(float(expected))

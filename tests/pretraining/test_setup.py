@@ -22,7 +22,20 @@ def test_prior_of_a_delayed_label_comes_from_its_first_mature_rows():
         "y_install": np.zeros(rows),
         "m_install": np.zeros(rows),
         "w_install": np.ones(rows),
+        "shift": np.zeros(rows, np.float32),
     }
     names = ("click", "conversion", "install")
     rates = prior_of(columns, tuple(Objective(name=n) for n in names)).tolist()
     assert rates == pytest.approx([0.25, 1 / 28, NO_PRIOR])
+
+
+def test_prior_undoes_the_sampling_of_a_shift():
+    y = np.arange(1_000) % 10 == 0
+    columns = {
+        "y_click": y,
+        "m_click": np.ones(1_000, bool),
+        "w_click": np.ones(1_000, np.float32),
+        "shift": np.full(1_000, np.log(4.0), np.float32),
+    }
+    rate = prior_of(columns, (Objective(name="click"),)).item()
+    assert rate == pytest.approx(100 / (100 + 4 * 900))

@@ -1,10 +1,11 @@
+import datetime as dt
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipeline.run.contract import require_columns, settle
+from pipeline.run.contract import DOCS_DAYS, docs_index, require_columns, settle
 from pipeline.run.errors import EXIT_CONTRACT, ContractError, exit_code
 from pipeline.run.paths import Run
 from pipeline.run.presets import preset
@@ -52,6 +53,22 @@ def test_a_critical_failure_stops_with_the_first_bad_values_and_is_kept(
     assert kept["success"] is False
     settle(run, "contracts", tmp_path, 7, [verdict(True, "critical")])
     assert not run.inside("contract_failures", "contracts.json").exists()
+
+
+def test_pages_of_sixty_days_are_kept_and_listed(run: Run, tmp_path: Path) -> None:
+    today = dt.date.fromisoformat(run.config.day)
+    for ago in (DOCS_DAYS, DOCS_DAYS - 1, 0):
+        day = (today - dt.timedelta(days=ago)).isoformat()
+        page = tmp_path / "runs" / day / "name" / "data_docs" / "contracts" / "index.html"
+        page.parent.mkdir(parents=True)
+        page.write_text(day)
+    settle(run, "contracts", tmp_path, 7, [verdict(True, "critical")])
+    kept = sorted(p.parts[-4] for p in (tmp_path / "runs").glob("*/name/data_docs/contracts"))
+    assert kept == ["2026-01-05", "2026-03-05"]
+    index = docs_index(tmp_path).read_text()
+    assert 'href="2026-01-05/name/data_docs/contracts/index.html"' in index
+    assert index.index("2026-03-05") < index.index("2026-01-05")
+    assert "2026-01-04" not in index
 
 
 def test_many_failures_are_cut_in_the_message(run: Run, tmp_path: Path) -> None:

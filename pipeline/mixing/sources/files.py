@@ -16,7 +16,7 @@ from pathlib import Path
 
 import polars as pl
 
-from data_contracts.schema import TABLES
+from data_contracts.schema import TABLES, canonical
 from pipeline.run.config import TableMapping
 from pipeline.run.errors import ConfigError
 from pipeline.run.paths import Run
@@ -156,11 +156,9 @@ def _salvage(rows: pl.DataFrame, expression: pl.Expr, left: list[int]) -> pl.Dat
 
 def _wanted(run: Run, table: str) -> list[str]:
     """Canonical columns of a table, with the configured features for impressions."""
-    names = list(TABLES[table].names)
-    if table == "impressions":
-        features = run.config.features
-        names += [f.name for f in features.sparse] + [f.name for f in features.dense]
-    return list(dict.fromkeys(names))
+    features = run.config.features
+    sparse, dense = (tuple(f.name for f in fs) for fs in (features.sparse, features.dense))
+    return list(dict.fromkeys(canonical(table, sparse, dense).names))
 
 
 def _mapped(

@@ -1,0 +1,188 @@
+"""Does the mix make one model good on every surface? Against a model per surface, and other mixes.
+
+`python -m benchmarks mixing_quality [--quick]` trains every arm on the same logs with the same
+trainer and scores the same held-out hours: the mix (alpha .7), natural shares (alpha 1), equal
+shares (alpha 0), and one model per surface at the same total FLOPs. Planted worlds have surfaces of
+.65/.25/.10; their NE and click calibration are measured against the planted probabilities, which
+have no label noise; intervals are over users, of the mean over seeds. MovieLens has labels alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from benchmarks._arms import MIX, NATURAL, UNIFORM
+from benchmarks._measure import BenchmarkError, child, report
+from pipeline.evaluation.intervals import Draws, Interval, interval, resample
+from pipeline.evaluation.metrics import Floats
+
+DRAWS = 500
+OWN = "own"
+SPARSE = "conversion"
+Key = tuple[str, str, str]  # source, surface, objective
+
+
+def main(argv: list[str]) -> int:
+    """Train, compare and print; the last line is JSON."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks mixing_quality")
+    parser.add_argument("--quick", action="store_true", help="12,000 impressions a day, 2 seeds")
+    parser.add_argument("--seeds", type=int, default=0, help="3, or 2 when quick")
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args(argv)
+    seeds = arguments.seeds or (2 if arguments.quick else 3)
+    cells: dict[Key, list[dict[str, Draws]]] = {}
+    largest: dict[str, str] = {}
+    flops: list[float] = []
+    for source in ("planted", "movielens"):
+        for seed in range(1 if source == "movielens" and arguments.quick else seeds):
+            found = _contest(source, seed, arguments.quick, arguments.threads)
+            if found is None:
+                continue
+            largest[source] = found["largest"]
+            flops.append(found["flops"][MIX] / found["flops"][NATURAL])
+            for (surface, objective), drawn in found["draws"].items():
+                cells.setdefault((source, surface, objective), []).append(drawn)
+    _table(cells)
+    figures, targets = _verdict(cells, largest)
+    return report("mixing_quality", figures | {"flops_vs_own": max(flops)}, targets)
+
+
+def _contest(source: str, seed: int, quick: bool, threads: int) -> dict[str, Any] | None:
+    """One seed of a source in a process of its own, and the draws of every cell."""
+    with tempfile.TemporaryDirectory(prefix="headwater-bench-") as home:
+        where = f"benchmarks._arms:{source}"
+        try:
+            given = {"home": home, "seed": seed, "quick": quick, "processors": threads}
+            cost = child(where, threads=threads, **given)
+        except BenchmarkError as error:
+            if source == "planted":
+                raise
+            print(f"{source} is left out: {str(error).splitlines()[-1]}", flush=True)
+            return None
+        print(f"{source}, seed {seed}: {cost.processor_s:.0f} s of processor", flush=True)
+        found: dict[str, Any] = cost.value
+        found["draws"] = _draws(found)
+        return found
+
+
+def _draws(found: dict[str, Any]) -> dict[tuple[str, str], dict[str, Draws]]:
+    """(surface, objective) -> arm -> paired draws; "labels" are the mix's draws on labels."""
+    frames = {arm: pl.read_parquet(path) for arm, path in found["arms"].items()}
+    drawn = {}
+    for surface in found["surfaces"]:
+        arms = {a: frames[a].filter(pl.col("surface") == surface) for a in (MIX, NATURAL, UNIFORM)}
+        arms[OWN] = frames[surface]
+        for objective in found["objectives"]:
+            rows = {a: f.filter(pl.col(f"m_{objective}")) for a, f in arms.items()}
+            drawn[surface, objective] = _cell(rows, objective)
+    return drawn
+
+
+def _cell(rows: dict[str, pl.DataFrame], objective: str) -> dict[str, Draws]:
+    base = rows[MIX]
+    for arm, frame in rows.items():
+        if not frame["impression_id"].equals(base["impression_id"]):
+            raise BenchmarkError(f"arm {arm} scored other rows than the mix; its holdout differs")
+    predictions = {arm: frame[f"p_{objective}"].to_numpy() for arm, frame in rows.items()}
+    labels, users = base[f"y_{objective}"].to_numpy(), base["user_id"].to_numpy()
+    true = f"true_{objective}"
+    judged = base[true].to_numpy() if true in base.columns else labels
+    drawn = resample(users, judged, predictions, draws=DRAWS, with_auc=False)
+    on_labels = resample(users, labels, {"labels": predictions[MIX]}, draws=DRAWS, with_auc=False)
+    return drawn | on_labels
+
+
+def _mean(drawn: list[dict[str, Draws]], value: Callable[[dict[str, Draws]], Floats]) -> Interval:
+    """Value and interval of the mean over seeds, whose draws are independent."""
+    each = [value(seed) for seed in drawn]
+    rng = np.random.default_rng(0)
+    mixed = [np.concatenate([v[:1], rng.permutation(v[1:])]) for v in each]
+    return interval(np.mean(mixed, axis=0))
+
+
+def _gain(other: str) -> Callable[[dict[str, Draws]], Floats]:
+    return lambda drawn: drawn[other].ne_D - drawn[MIX].ne_D
+
+
+def _gain_pct(drawn: dict[str, Draws]) -> Floats:
+    return 100 * (drawn[OWN].ne_D - drawn[MIX].ne_D) / drawn[OWN].ne_D
+
+
+def _calibration(arm: str) -> Callable[[dict[str, Draws]], Floats]:
+    return lambda drawn: drawn[arm].calibration_D
+
+
+def _table(cells: dict[Key, list[dict[str, Draws]]]) -> None:
+    """One line per surface and objective: NE of the mix, what it gains, its calibration."""
+    print(
+        "NE of the mix, and how much lower it is than that of own models, natural and equal shares"
+    )
+    for (source, surface, objective), drawn in cells.items():
+        ne = _mean(drawn, lambda d: d[MIX].ne_D).value
+        gains = "  ".join(
+            f"{arm} {_spread(_mean(drawn, _gain(arm)))}" for arm in (OWN, NATURAL, UNIFORM)
+        )
+        calibration = _spread(_mean(drawn, _calibration("labels")))
+        print(
+            f"{source:9} {surface:8} {objective:11} {ne:.4f}  {gains}  "
+            f"calibration {_mean(drawn, _calibration(MIX)).value:.3f}, on labels {calibration}"
+        )
+
+
+def _verdict(
+    cells: dict[Key, list[dict[str, Draws]]], largest: dict[str, str]
+) -> tuple[dict[str, float], dict[str, Any]]:
+    clicks = {k: v for k, v in cells.items() if k[2] == "click"}
+    sparse = {k: v for k, v in cells.items() if k[2] == SPARSE}
+    calibration = [_mean(v, _calibration(MIX)).value for v in clicks.values()]
+    on_labels = [_mean(v, _calibration("labels")) for v in sparse.values()]
+    worst = min(
+        (_mean(v, _gain_pct) for k, v in clicks.items() if k[1] == largest[k[0]]),
+        key=lambda found: found.high,
+    )
+    smaller = [_mean(v, _gain(OWN)).value for k, v in clicks.items() if k[1] != largest[k[0]]]
+    gains = {
+        name: float(np.mean([_mean(v, _gain(OWN)).value for v in part.values()]))
+        for name, part in (("click", clicks), (SPARSE, sparse))
+    }
+    others = {
+        arm: float(np.mean([_mean(v, _gain(arm)).value for v in clicks.values()]))
+        for arm in (NATURAL, UNIFORM)
+    }
+    figures = {
+        "calibration_min": min(calibration),
+        "calibration_max": max(calibration),
+        "conversion_calibrated": float(np.mean([i.low <= 1 <= i.high for i in on_labels])),
+        "worst_surface_gain_pct": worst.value,
+        "smaller_surface_gain_ne": min(smaller),
+        "click_gain_ne": gains["click"],
+        "conversion_gain_ne": gains[SPARSE],
+        "sparse_minus_click_gain_ne": gains[SPARSE] - gains["click"],
+        "gain_over_natural_ne": others[NATURAL],
+        "gain_over_uniform_ne": others[UNIFORM],
+    }
+    targets = {
+        "calibration_min": (">=", 0.97),
+        "calibration_max": ("<=", 1.03),
+        "conversion_calibrated": (">=", 1.0),
+        # "not worse within its interval": the interval of the worst one reaches 0
+        "worst_surface_gain_pct": (">=", worst.value - worst.high),
+        "smaller_surface_gain_ne": (">=", 0.01),
+        "sparse_minus_click_gain_ne": (">=", 0.0),
+    }
+    return figures, targets
+
+
+def _spread(found: Interval) -> str:
+    return f"{found.value:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
