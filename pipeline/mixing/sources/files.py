@@ -17,6 +17,7 @@ from pathlib import Path
 import polars as pl
 
 from data_contracts.schema import TABLES
+from pipeline.mixing.times import text_us
 from pipeline.run.config import TableMapping
 from pipeline.run.errors import ConfigError
 from pipeline.run.paths import Run
@@ -217,22 +218,13 @@ def _on_day(frame: pl.LazyFrame, day: str) -> pl.Expr:
     if kind is None:
         return pl.lit(True)
     if kind == pl.String:
-        ts = _text_us(pl.col("ts"))
+        ts = text_us(pl.col("ts"))
     elif kind.is_temporal():
         ts = pl.col("ts").cast(pl.Datetime("us")).dt.epoch("us")
     else:
         ts = pl.col("ts").cast(pl.Int64, strict=False)
     number = ts // DAY_US
     return number.fill_null(number.min()) == day_begin_us(day) // DAY_US
-
-
-def _text_us(column: pl.Expr) -> pl.Expr:
-    """Microseconds of ISO 8601 texts (UTC where they name no zone) and of whole numbers."""
-    plain = column.str.strip_chars().str.replace(" ", "T", literal=True)
-    plain = plain.str.replace("[Zz]$", "+00:00")
-    forms = ("%Y-%m-%dT%H:%M:%S%.f%:z", "%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%dT%H:%M")
-    times = [plain.str.to_datetime(f, time_unit="us", strict=False).dt.epoch("us") for f in forms]
-    return pl.coalesce(column.cast(pl.Int64, strict=False), *times)
 
 
 def _stack(frames: list[tuple[Path, pl.DataFrame]]) -> tuple[pl.DataFrame, tuple[str, ...]]:
