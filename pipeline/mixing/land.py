@@ -10,11 +10,13 @@ import logging
 import os
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 
 from pipeline.mixing.sources.files import files_of
+from pipeline.mixing.sources.published import is_published, land_published
 from pipeline.mixing.synthetic import conversion_window_us, generate_day, planted_of
 from pipeline.run.config import TableMapping
 from pipeline.run.errors import DataError
@@ -39,13 +41,16 @@ DayFiles = dict[str, list[dict[str, str | int]]]
 def land(run: Run, unit: str = "") -> Manifest:
     """Publish index.json: for each day of the window the files of each table with their hashes.
 
-    Raises `DataError` when a source that is not planted has no impressions on the run's day.
+    Files of published sets (docs/sources.md) become landing tables first. Raises `DataError` when
+    a source that is not planted has no impressions on the run's day.
     """
     days = window_of(run.config).days
     if run.config.source.kind == "planted":
         index = _planted(run, days)
     else:
         _require_impressions(run)
+        if is_published(run):
+            land_published(run)
         hashes: dict[Path, str] = {}
         index = {day: _delivered(run, day, hashes) for day in days}
         _require_day(run, index)
@@ -62,7 +67,11 @@ def land(run: Run, unit: str = "") -> Manifest:
         return Outcome(rows=rows, figures=figures)
 
     return produce(
-        run.output("land"), stage="land", inputs=prints, settings=run.config.source, build=build
+        run.output("land"),
+        stage="land",
+        inputs=prints,
+        settings=replace(run.config.source, files=""),
+        build=build,
     )
 
 
