@@ -13,14 +13,15 @@ KUAI_APRIL_8 = 1_649_347_200_000  # 2022-04-08 00:00 in Beijing, milliseconds
 DAY_S = 86_400
 
 
-def write_taobaoad(folder: Path, rows: int = 600, users: int = 40, seed: int = 1) -> None:
+def write_taobaoad(folder: Path, *, begin: int = BEIJING_DAY_1, days: int = 8) -> None:
     """Unsorted logs; every tenth user and ad has no profile; trailing blank in a head; NULLs."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(1)
+    rows, users = 600, 40
     folder.mkdir(parents=True, exist_ok=True)
     lines = ["user,time_stamp,adgroup_id,pid,nonclk,clk"]
     for _ in range(rows):
         click = int(rng.random() < 0.2)
-        second = BEIJING_DAY_1 + int(rng.integers(0, 8 * DAY_S))
+        second = begin + int(rng.integers(0, days * DAY_S))
         place = TAOBAO_PLACES[int(rng.random() < 0.4)]
         user, ad = rng.integers(1, users + 1), rng.integers(1, 31)
         lines.append(f"{user},{second},{ad},{place},{1 - click},{click}")
@@ -42,7 +43,8 @@ def write_taobaoad(folder: Path, rows: int = 600, users: int = 40, seed: int = 1
     (folder / "user_profile.csv").write_text("\n".join(profiles) + "\n")
     logged = ["user,time_stamp,btag,cate,brand"]
     for _ in range(2 * rows):
-        second = BEIJING_DAY_1 - 14 * DAY_S + int(rng.integers(0, 22 * DAY_S))
+        earliest = max(begin - 14 * DAY_S, BEIJING_DAY_1 - 14 * DAY_S)
+        second = int(rng.integers(earliest, begin + days * DAY_S))
         kind = rng.choice(["pv", "cart", "fav", "buy"])
         user, what = rng.integers(1, users + 1), rng.integers(1, 8)
         logged.append(f"{user},{second},{kind},{what},{what * 10}")
@@ -82,19 +84,21 @@ def _features(fields: list[tuple[str, int]]) -> str:
     return "\x01".join(f"{field}\x02{number}\x031.0" for field, number in fields)
 
 
-def write_kuairand(folder: Path, rows: int = 400, version: str = "1k", seed: int = 3) -> None:
+def write_kuairand(
+    folder: Path, rows: int = 400, version: str = "1k", days: tuple[int, int] = (14, 31)
+) -> None:
     """Three logs (one in two parts), pandas' floats for columns with holes, tags in quotes."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(3)
     data = folder / "data"
     data.mkdir(parents=True, exist_ok=True)
     head = "user_id,video_id,date,hourmin,time_ms,is_click,is_like,is_follow,is_comment,"
     head += "is_forward,is_hate,long_view,play_time_ms,duration_ms,profile_stay_time,"
     head += "comment_stay_time,is_profile_enter,is_rand,tab"
     logs = {
-        f"log_standard_4_08_to_4_21_{version}_part1": (0, 14, 0),
-        f"log_standard_4_08_to_4_21_{version}_part2": (0, 14, 0),
-        f"log_standard_4_22_to_5_08_{version}": (14, 31, 0),
-        f"log_random_4_22_to_5_08_{version}": (14, 31, 1),
+        f"log_standard_4_08_to_4_21_{version}_part1": (0, days[0], 0),
+        f"log_standard_4_08_to_4_21_{version}_part2": (0, days[0], 0),
+        f"log_standard_4_22_to_5_08_{version}": (*days, 0),
+        f"log_random_4_22_to_5_08_{version}": (*days, 1),
     }
     for name, (begin, end, random) in logs.items():
         lines = [head]

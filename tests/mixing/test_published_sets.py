@@ -9,16 +9,19 @@ from pathlib import Path
 import polars as pl
 import pytest
 from plane_world import run_plane, toy_run
-from published_world import write_aliccp, write_kuairand, write_taobaoad
+from published_world import BEIJING_DAY_1, DAY_S, write_aliccp, write_kuairand, write_taobaoad
 
+from pipeline.mixing.ingest import ingest
 from pipeline.mixing.land import land
+from pipeline.mixing.sources import aliccp
 from pipeline.mixing.sources.published import land_published
-from pipeline.run.config import RunConfig, with_overrides
+from pipeline.run.config import RunConfig, WindowConfig, with_overrides
 from pipeline.run.errors import DataError
 from pipeline.run.paths import Run
 from pipeline.run.presets import preset
 from pipeline.run.published import PUBLISHED
 
+FIRST_BEHAVIOR = BEIJING_DAY_1 - 14 * DAY_S
 WRITERS: dict[str, Callable[[Path], None]] = {
     "taobaoad": write_taobaoad,
     "aliccp": write_aliccp,
@@ -58,33 +61,47 @@ def totals(run: Run) -> dict[str, dict[str, int]]:
     return found
 
 
+def write_short(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, int]:
+    """The set on four days alone, so that one short run covers every row: last day, rows."""
+    if name == "taobaoad":
+        write_taobaoad(folder, begin=FIRST_BEHAVIOR, days=3)
+        return "2017-04-24", lines(folder / "raw_sample.csv", 1)
+    if name == "aliccp":
+        monkeypatch.setattr(aliccp, "SPAN_DAYS", 2)
+        write_aliccp(folder)
+        return "2000-01-04", sum(lines(p, 0) for p in folder.glob("sample_skeleton_*"))
+    write_kuairand(folder, days=(2, 3))
+    return "2022-04-10", sum(lines(p, 1) for p in folder.glob("data/log_*"))
+
+
+def short_run(home: Path, name: str, day: str, files: Path) -> Run:
+    window = WindowConfig(
+        bootstrap_days=4, student_days=2, holdout_hours=12, retention_days=4, num_buckets=2
+    )
+    return toy_run(home, replace(config_of(name, files), day=day, window=window))
+
+
 @pytest.mark.parametrize("name", sorted(WRITERS))
 def test_a_published_set_runs_to_the_mix_and_every_row_of_its_files_is_counted(
-    tmp_path: Path, name: str
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = published_run(tmp_path, name)
-    folder = tmp_path / "files"
-    rows = {
-        "taobaoad": lambda: lines(folder / "raw_sample.csv", 1),
-        "aliccp": lambda: sum(lines(p, 0) for p in folder.glob("sample_skeleton_*")),
-        "kuairand": lambda: sum(lines(p, 1) for p in (folder / "data").glob("log_*")),
-    }[name]()
-    # days of the whole set, so that the ledger covers every row of the files
-    whole = replace(
-        run.config, day=PUBLISHED[name].last_day, window=replace(run.config.window, history_days=40)
-    )
-    run = toy_run(tmp_path / "home", whole)
+    files = tmp_path / "files"
+    day, rows = write_short(name, files, monkeypatch)
+    run = short_run(tmp_path / "home", name, day, files)
     land(run)
-    done = run_plane(run)
-    assert landed(run, "impressions").height == rows
+    run_plane(run)
     counts = totals(run)["impressions"]
-    assert counts["rows_in"] == rows
+    assert counts["rows_in"] == landed(run, "impressions").height == rows
     assert counts["rows_out"] + counts["quarantined"] + counts["duplicates"] == rows
-    refused = {"taobaoad": 0, "aliccp": counts["quarantined"], "kuairand": 0}[name]
-    assert counts["quarantined"] == refused
-    assert counts["duplicates"] == 0
-    assert done["mix"]
-    assert list((run.output("mix") / "train").glob("*.parquet"))
+    # what is refused: the session without common features has no user
+    nobody = landed(run, "impressions")["user_id"].null_count()
+    assert (counts["quarantined"], counts["duplicates"]) == (nobody, 0)
+    assert (nobody > 0) == (name == "aliccp")
+    for table in ("conversions", "engagements"):
+        if run.landing("set", table).is_dir():
+            inside = totals(run)[table]
+            assert inside["rows_out"] + inside["quarantined"] == landed(run, table).height > 0
+    assert pl.read_parquet(run.output("mix") / "train" / "*.parquet").height > 0
 
 
 def test_taobaoad_joins_profiles_and_keeps_rows_that_have_none(tmp_path: Path) -> None:
@@ -118,24 +135,22 @@ def test_taobaoad_joins_profiles_and_keeps_rows_that_have_none(tmp_path: Path) -
 
 
 def test_taobaoad_refuses_contradictory_clicks_and_foreign_times(tmp_path: Path) -> None:
-    write_taobaoad(tmp_path / "files")
+    write_taobaoad(tmp_path / "files", begin=FIRST_BEHAVIOR, days=3)
     with (tmp_path / "files" / "raw_sample.csv").open("a") as file:
-        file.write("7,1494137644,1,430548_1007,1,1\n")  # clicked and not clicked
+        file.write("7,1492900000,1,430548_1007,1,1\n")  # clicked and not clicked
         file.write("7,yesterday,1,430548_1007,1,0\n")
-        file.write("7,-5,1,430548_1007,1,0\n7,1494137644,1,430548_1007,1,0,extra\n")
-    run = toy_run(tmp_path / "home", config_of("taobaoad", tmp_path / "files"))
-    wide = replace(run.config, window=replace(run.config.window, history_days=40))
-    run = toy_run(tmp_path / "home", wide)
+        file.write("7,-5,1,430548_1007,1,0\n7,1492900000,1,430548_1007,1,0,extra\n")
+    run = short_run(tmp_path / "home", "taobaoad", "2017-04-24", tmp_path / "files")
     land(run)
     figures = land_published(run).read_figures()
     assert (figures["malformed_lines"], figures["counts"]["misdated"]) == (1, 2)
     assert json.loads((run.landing("set", "malformed.json")).read_text()) == [
-        "7,1494137644,1,430548_1007,1,0,extra"
+        "7,1492900000,1,430548_1007,1,0,extra"
     ]
-    run_plane(run)
+    for unit in (*run.config.surfaces, "rest"):
+        ingest(run, unit)
     counts = totals(run)["impressions"]
-    assert counts["rows_in"] == 603
-    assert counts["quarantined"] == 3
+    assert (counts["rows_in"], counts["quarantined"]) == (603, 3)
 
 
 def test_aliccp_gives_rows_of_a_session_one_moment_and_sessions_different_ones(
