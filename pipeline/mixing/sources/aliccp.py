@@ -14,7 +14,7 @@ import polars as pl
 
 from pipeline.mixing.hashing import splitmix64
 from pipeline.mixing.sources.days import DayWriter
-from pipeline.mixing.sources.delimited import Malformed, stream, whole
+from pipeline.mixing.sources.delimited import Malformed, stream
 from pipeline.mixing.sources.landed import TS
 from pipeline.run.published import PUBLISHED
 from pipeline.run.window import DAY_US, day_begin_us
@@ -22,6 +22,7 @@ from pipeline.run.window import DAY_US, day_begin_us
 SET = PUBLISHED["aliccp"]
 SKELETON = ("sample_id", "click", "purchase", "common_feature_index", "feature_num", "features")
 COMMON = ("common_feature_index", "feature_num", "features")
+TEXTS = ("common_feature_index", "features")
 SPAN_DAYS = 7
 SECOND_US = 1_000_000
 USER_FIELDS = ("121", "122", "124", "125", "126", "127", "128", "129")
@@ -43,7 +44,7 @@ def adapt(files: dict[str, tuple[Path, ...]], folder: Path, malformed: Malformed
             begin = day_begin_us(SET.first_day) + number * SPAN_DAYS * DAY_US
             skeleton = files[f"sample_skeleton_{part}"]
             used = {name: (name,) for name in SKELETON if name != "feature_num"}
-            for frame in stream(skeleton, used, malformed, head=SKELETON):
+            for frame in stream(skeleton, used, malformed, head=SKELETON, texts=TEXTS):
                 rows = _rows(frame, shown.rows, begin, places)
                 joined = rows.join(
                     users, on="common_feature_index", how="left", maintain_order="left"
@@ -107,8 +108,8 @@ def _rows(frame: pl.DataFrame, before: int, begin: int, places: dict[str, int]) 
         category_id=_id("206"),
         objective=pl.lit("conversion"),
         position=pl.lit(0, pl.Int16),
-        click=whole("click"),
-        purchase=whole("purchase"),
+        click=pl.col("click"),
+        purchase=pl.col("purchase"),
         common_feature_index=pl.col("common_feature_index"),
         **{_name(f): _id(f) for f in (*AD_FIELDS, *PAIR_FIELDS)},
     )
@@ -123,7 +124,7 @@ def _users(paths: tuple[Path, ...], malformed: Malformed) -> pl.DataFrame:
             user_id=_field("101").cast(pl.Int64, strict=False),
             **{_name(f): _id(f) for f in USER_FIELDS},
         )
-        for frame in stream(paths, used, malformed, head=COMMON)
+        for frame in stream(paths, used, malformed, head=COMMON, texts=TEXTS)
     ]
     return pl.concat(frames).unique("common_feature_index", keep="first", maintain_order=True)
 

@@ -1,12 +1,12 @@
-"""Large delimited files as a stream of small frames of texts, in the file's order.
+"""Large delimited files as a stream of small frames, in the file's order.
 
-Plain or gzip; memory stays at a few blocks however long the file is. Nothing is guessed: every
-column is text, and casts leave null where a text does not fit.
+Plain or gzip; memory stays at a few blocks however long the file is. Nothing is guessed: a column
+is whole numbers unless its reader calls it text, and null where a text is none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,8 +43,9 @@ def stream(
     malformed: Malformed,
     *,
     head: tuple[str, ...] = (),
+    texts: Container[str] = (),
 ) -> Iterator[pl.DataFrame]:
-    """Frames of text columns from CSV files, one after the other.
+    """Frames of int64 columns from CSV files, one after the other; `texts` stay texts.
 
     `columns`: name in the frame -> names that the file may use for it. `head`: the columns of
     files without a head line. Raises `DataError` naming the file: a column is missing, or it is
@@ -55,7 +56,8 @@ def stream(
         chosen = {name: _present(path, wanted, names) for name, wanted in columns.items()}
         try:
             with pa.input_stream(str(path), compression="detect") as raw:
-                yield from _frames(raw, names, chosen, malformed, has_head=not head)
+                for frame in _frames(raw, names, chosen, malformed, has_head=not head):
+                    yield _numbers(frame, texts)
         except (pa.ArrowInvalid, OSError, EOFError) as error:
             reason = (str(error).splitlines() or [""])[0][:300]
             raise DataError(f"{path} cannot be read: {reason}; download it again") from None
@@ -109,17 +111,25 @@ def _present(path: Path, wanted: tuple[str, ...], names: tuple[str, ...]) -> str
     )
 
 
-def whole(name: str) -> pl.Expr:
-    """A text column as int64, also where it was written as 3.0; null where it is no whole number.
+def _numbers(frame: pl.DataFrame, texts: Container[str]) -> pl.DataFrame:
+    return pl.DataFrame([c if c.name in texts else whole(c) for c in frame.get_columns()])
+
+
+def whole(texts: pl.Series) -> pl.Series:
+    """Texts as int64, also where they were written as 3.0; null where one is no whole number.
 
     Exact up to 2**53 for the second form.
     """
-    text = pl.col(name).str.strip_chars()
-    decimal = text.cast(pl.Float64, strict=False)
-    as_decimal = pl.when(decimal == decimal.floor()).then(decimal).cast(pl.Int64, strict=False)
-    return text.cast(pl.Int64, strict=False).fill_null(as_decimal)
+    values = texts.cast(pl.Int64, strict=False)
+    if values.null_count() == texts.null_count():
+        return values
+    plain = texts.str.strip_chars()
+    decimal = plain.cast(pl.Float64, strict=False)
+    decimal = decimal.set((decimal != decimal.floor()).fill_null(True), None)
+    values = plain.cast(pl.Int64, strict=False)
+    return values.fill_null(decimal.cast(pl.Int64, strict=False)).alias(texts.name)
 
 
 def shifted(name: str) -> pl.Expr:
-    """A coded text column as int64 plus one, so that 0 can say: not known."""
-    return (whole(name) + 1).fill_null(0)
+    """A coded column plus one, so that 0 can say: not known."""
+    return (pl.col(name) + 1).fill_null(0)

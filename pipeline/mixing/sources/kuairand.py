@@ -11,7 +11,7 @@ from pathlib import Path
 import polars as pl
 
 from pipeline.mixing.sources.days import DayWriter
-from pipeline.mixing.sources.delimited import Malformed, shifted, stream, whole
+from pipeline.mixing.sources.delimited import Malformed, shifted, stream
 from pipeline.mixing.sources.landed import TS
 from pipeline.run.errors import DataError
 from pipeline.run.published import PUBLISHED
@@ -91,7 +91,7 @@ def _one_version(files: dict[str, tuple[Path, ...]]) -> None:
 
 
 def _rows(frame: pl.DataFrame, before: int) -> pl.DataFrame:
-    milliseconds, user, tab = whole("time_ms"), whole("user_id"), whole("tab")
+    milliseconds, user, tab = pl.col("time_ms"), pl.col("user_id"), pl.col("tab")
     named = pl.concat_str(pl.lit("tab_"), tab.cast(pl.String))
     known = tab.is_between(0, LAST_TAB)
     return frame.select(
@@ -101,13 +101,13 @@ def _rows(frame: pl.DataFrame, before: int) -> pl.DataFrame:
         ts=(milliseconds * 1_000).cast(TS),
         surface=pl.when(tab.is_in(TABS)).then(named).when(known).then(pl.lit("tab_other")),
         user_id=user,
-        ad_id=whole("video_id"),
+        ad_id=pl.col("video_id"),
         objective=pl.lit("conversion"),
         position=pl.lit(0, pl.Int16),
-        click=whole("is_click"),
+        click=pl.col("is_click"),
         is_rand=shifted("is_rand"),
-        _long=whole("long_view") == 1,
-        _seen=((milliseconds + whole("play_time_ms").fill_null(0)) * 1_000).cast(TS),
+        _long=pl.col("long_view") == 1,
+        _seen=((milliseconds + pl.col("play_time_ms").fill_null(0)) * 1_000).cast(TS),
     )
 
 
@@ -125,11 +125,11 @@ def _long_views(rows: pl.DataFrame) -> pl.DataFrame:
 def _users(paths: tuple[Path, ...], malformed: Malformed) -> pl.DataFrame:
     frames = [
         frame.select(
-            user_id=whole("user_id"),
+            user_id=pl.col("user_id"),
             **{name: pl.col(name).fill_null("unknown") for name in USER_TEXTS},
             **{name: shifted(name) for name in USER_CODES},
         )
-        for frame in stream(paths, USER, malformed)
+        for frame in stream(paths, USER, malformed, texts=USER_TEXTS)
     ]
     return pl.concat(frames).unique("user_id", keep="first", maintain_order=True)
 
@@ -137,15 +137,17 @@ def _users(paths: tuple[Path, ...], malformed: Malformed) -> pl.DataFrame:
 def _videos(paths: tuple[Path, ...], malformed: Malformed) -> pl.DataFrame:
     """One row per video; its category is the first of its tags, plus one."""
     frames = [
-        frame.with_columns(tag=pl.col("tag").str.split(",").list.first()).select(
-            ad_id=whole("video_id"),
-            campaign_id=whole("video_id"),
+        frame.with_columns(
+            tag=pl.col("tag").str.extract(r"^\s*(\d+)", 1).cast(pl.Int64, strict=False)
+        ).select(
+            ad_id=pl.col("video_id"),
+            campaign_id=pl.col("video_id"),
             advertiser_id=shifted("author_id"),
             category_id=shifted("tag"),
             music_type=shifted("music_type"),
-            duration_s=(whole("video_duration").fill_null(0) / 1_000).cast(pl.Float32),
+            duration_s=(pl.col("video_duration").fill_null(0) / 1_000).cast(pl.Float32),
             **{name: pl.col(name).fill_null("unknown") for name in VIDEO_TEXTS},
         )
-        for frame in stream(paths, VIDEO, malformed)
+        for frame in stream(paths, VIDEO, malformed, texts=(*VIDEO_TEXTS, "tag"))
     ]
     return pl.concat(frames).unique("ad_id", keep="first", maintain_order=True)

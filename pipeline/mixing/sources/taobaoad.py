@@ -11,7 +11,7 @@ from pathlib import Path
 import polars as pl
 
 from pipeline.mixing.sources.days import DayWriter
-from pipeline.mixing.sources.delimited import Malformed, shifted, stream, whole
+from pipeline.mixing.sources.delimited import Malformed, shifted, stream
 from pipeline.mixing.sources.landed import TS
 from pipeline.run.published import PUBLISHED
 
@@ -60,7 +60,7 @@ def adapt(files: dict[str, tuple[Path, ...]], folder: Path, malformed: Malformed
     users = _users(files["user_profile"], malformed)
     counts = {"ads": ads.height, "profiles": users.height, "without_ad": 0, "without_profile": 0}
     with DayWriter(folder, "impressions", SET.first_day, SET.last_day) as shown:
-        for frame in stream(files["raw_sample"], LOG, malformed):
+        for frame in stream(files["raw_sample"], LOG, malformed, texts=("pid",)):
             joined = _impressions(frame, shown.rows).join(
                 ads, on="ad_id", how="left", maintain_order="left"
             )
@@ -69,7 +69,7 @@ def adapt(files: dict[str, tuple[Path, ...]], folder: Path, malformed: Malformed
             counts["without_profile"] += joined["cms_segid"].null_count()
             shown.write(joined.with_columns(pl.col(*ads.columns[1:], *PROFILE).fill_null(0)))
     with DayWriter(folder, "engagements", SET.first_day, SET.last_day) as behaved:
-        for frame in stream(files["behavior_log"], BEHAVIOR, malformed):
+        for frame in stream(files["behavior_log"], BEHAVIOR, malformed, texts=("btag",)):
             behaved.write(_engagements(frame))
     return counts | {
         "impressions": shown.rows,
@@ -80,8 +80,8 @@ def adapt(files: dict[str, tuple[Path, ...]], folder: Path, malformed: Malformed
 
 def _impressions(frame: pl.DataFrame, before: int) -> pl.DataFrame:
     """Rows of raw_sample; where nonclk and clk disagree there is no click: ingest refuses it."""
-    seconds, user = whole("time_stamp"), whole("user")
-    click = whole("clk")
+    seconds, user = pl.col("time_stamp"), pl.col("user")
+    click = pl.col("clk")
     return frame.select(
         impression_id=pl.int_range(before + 1, before + 1 + pl.len()),
         # what a user saw in one second at one place is one request
@@ -89,10 +89,10 @@ def _impressions(frame: pl.DataFrame, before: int) -> pl.DataFrame:
         ts=(seconds * SECOND_US).cast(TS),
         surface=pl.col("pid"),
         user_id=user,
-        ad_id=whole("adgroup_id"),
+        ad_id=pl.col("adgroup_id"),
         objective=pl.lit("click"),
         position=pl.lit(0, pl.Int16),
-        click=pl.when(click + whole("nonclk") == 1).then(click),
+        click=pl.when(click + pl.col("nonclk") == 1).then(click),
     )
 
 
@@ -100,14 +100,14 @@ def _ads(paths: tuple[Path, ...], malformed: Malformed) -> pl.DataFrame:
     """One row per ad; ids and a price that are not there are 0."""
     frames = [
         frame.select(
-            ad_id=whole("adgroup_id"),
-            category_id=whole("cate_id").fill_null(0),
-            campaign_id=whole("campaign_id").fill_null(0),
-            advertiser_id=whole("customer").fill_null(0),
-            brand=whole("brand").fill_null(0),
+            ad_id=pl.col("adgroup_id"),
+            category_id=pl.col("cate_id").fill_null(0),
+            campaign_id=pl.col("campaign_id").fill_null(0),
+            advertiser_id=pl.col("customer").fill_null(0),
+            brand=pl.col("brand").fill_null(0),
             price=pl.col("price").cast(pl.Float32, strict=False).fill_null(0.0).fill_nan(0.0),
         )
-        for frame in stream(paths, AD, malformed)
+        for frame in stream(paths, AD, malformed, texts=("price",))
     ]
     return pl.concat(frames).unique("ad_id", keep="first", maintain_order=True)
 
@@ -115,7 +115,7 @@ def _ads(paths: tuple[Path, ...], malformed: Malformed) -> pl.DataFrame:
 def _users(paths: tuple[Path, ...], malformed: Malformed) -> pl.DataFrame:
     """One row per user: each code plus one, 0 where the table has none."""
     frames = [
-        frame.select(user_id=whole("userid"), **{name: shifted(name) for name in PROFILE})
+        frame.select(user_id=pl.col("userid"), **{name: shifted(name) for name in PROFILE})
         for frame in stream(paths, USER, malformed)
     ]
     return pl.concat(frames).unique("user_id", keep="first", maintain_order=True)
@@ -124,10 +124,10 @@ def _users(paths: tuple[Path, ...], malformed: Malformed) -> pl.DataFrame:
 def _engagements(frame: pl.DataFrame) -> pl.DataFrame:
     """Rows of behavior_log; it names no item, so that the brand stands for it (0: none)."""
     return frame.select(
-        user_id=whole("user"),
-        ts=(whole("time_stamp") * SECOND_US).cast(TS),
+        user_id=pl.col("user"),
+        ts=(pl.col("time_stamp") * SECOND_US).cast(TS),
         kind=pl.col("btag").replace("ipv", "pv"),
-        item_id=whole("brand").fill_null(0),
-        category_id=whole("cate").fill_null(0),
+        item_id=pl.col("brand").fill_null(0),
+        category_id=pl.col("cate").fill_null(0),
         surface=pl.lit("taobao"),
     )
