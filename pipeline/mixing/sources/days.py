@@ -6,6 +6,7 @@ from pathlib import Path
 from types import TracebackType
 
 import polars as pl
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.run.window import DAY_US, day_begin_us, day_of_us
@@ -60,6 +61,9 @@ class DayWriter:
         if day not in self._open:
             path = self._folder / f"day={name}" / "part-0.parquet"
             path.parent.mkdir(parents=True)
-            self._open[day] = pq.ParquetWriter(path, table.schema, compression="zstd")
+            texts = [f.name for f in table.schema if pa.types.is_large_string(f.type)]
+            self._open[day] = pq.ParquetWriter(
+                path, table.schema, compression="zstd", compression_level=1, use_dictionary=texts
+            )
         self._open[day].write_table(table)
         self.by_day[name] = self.by_day.get(name, 0) + part.height
