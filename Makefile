@@ -11,6 +11,7 @@ export PYTHONPATH := $(CURDIR)
 help:
 	@echo 'make daily      run one day through the whole chain: DAY=2026-11-29 SIZE=smoke|small|base'
 	@echo '                SOURCE=planted|openbandit|movielens|tafeng|mine.toml SURFACES=feed,reels'
+	@echo '                SOURCE=taobaoad|aliccp|kuairand FILES=/their/folder (docs/sources.md)'
 	@echo '                OVERRIDES=JSON WARM_START=no PROMOTE=auto|never|force RERUN=yes'
 	@echo 'make up         start Airflow and MLflow and leave them running (SCHEDULE=yes: run each day)'
 	@echo 'make down       stop them'
@@ -30,6 +31,7 @@ install:
 daily: install
 	@$(RUN) -m pipeline daily $(if $(DAY),--day '$(DAY)') $(if $(SIZE),--size '$(SIZE)') \
 	  $(if $(SOURCE),--source '$(SOURCE)') $(if $(SURFACES),--surfaces '$(SURFACES)') \
+	  $(if $(FILES),--files '$(FILES)') \
 	  $(if $(OVERRIDES),--overrides '$(OVERRIDES)') $(if $(PROMOTE),--promote '$(PROMOTE)') \
 	  $(if $(filter no,$(WARM_START)),--no-warm-start) $(if $(filter yes,$(RERUN)),--rerun)
 

@@ -188,7 +188,7 @@ def request_params() -> dict[str, Param]:
             os.environ.get("HEADWATER_SOURCE", "planted"),
             type="string",
             minLength=1,
-            description="planted, openbandit, movielens, tafeng, or the full path of a .toml file.",
+            description="A name (docs/sources.md), planted, or the full path of a .toml file.",
             section="What",
         ),
         "surfaces": Param(

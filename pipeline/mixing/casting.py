@@ -14,15 +14,11 @@ import numpy as np
 import polars as pl
 
 from pipeline.mixing.hashing import hash_strings
+from pipeline.mixing.times import text_us
 
 MAX_TEXT_BYTES = 256
 _EXACT_IN_FLOAT = float(2**53)
 _INTEGER = re.compile("0|[1-9][0-9]{0,17}")
-_TIME_FORMATS = (
-    "%Y-%m-%dT%H:%M:%S%.f%:z",
-    "%Y-%m-%dT%H:%M:%S%.f",
-    "%Y-%m-%dT%H:%M",
-)
 
 
 def to_integer(column: pl.Series) -> pl.Series:
@@ -112,16 +108,8 @@ def to_text(column: pl.Series, allowed: Collection[str] | None) -> pl.Series:
 
 
 def _parse_times(texts: pl.Series) -> pl.Series:
-    plain = texts.str.strip_chars().str.replace(" ", "T", literal=True)
-    plain = plain.str.replace(r"[Zz]$", "+00:00")
-    plain = plain.str.replace(r"^(\d{4}-\d{2}-\d{2})$", "${1}T00:00")
-    parsed = plain.cast(pl.Int64, strict=False).cast(pl.Datetime("us", "UTC"))
-    for form in _TIME_FORMATS:
-        times = plain.str.to_datetime(form, time_unit="us", strict=False)
-        zoned = isinstance(times.dtype, pl.Datetime) and times.dtype.time_zone is not None
-        times = times.dt.convert_time_zone("UTC") if zoned else times.dt.replace_time_zone("UTC")
-        parsed = pl.select(pl.coalesce(parsed, times)).to_series()
-    return parsed
+    parsed = pl.select(text_us(pl.lit(texts.alias("")))).to_series().alias(texts.name)
+    return parsed.cast(pl.Datetime("us", "UTC"))
 
 
 def _within(column: pl.Series, low: int, high: int | None) -> bool:

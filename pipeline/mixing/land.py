@@ -10,11 +10,14 @@ import logging
 import os
 import re
 import shutil
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
 
-from pipeline.mixing.sources.files import files_of
+from pipeline.mixing.sources.files import files_of, object_entry, stored_objects
+from pipeline.mixing.sources.published import is_published, land_published
+from pipeline.mixing.sources.stores import StoredObject, fetch, folders, is_remote, parsed
 from pipeline.mixing.synthetic import conversion_window_us, generate_day, planted_of
 from pipeline.run.config import TableMapping
 from pipeline.run.errors import DataError
@@ -39,15 +42,18 @@ DayFiles = dict[str, list[dict[str, str | int]]]
 def land(run: Run, unit: str = "") -> Manifest:
     """Publish index.json: for each day of the window the files of each table with their hashes.
 
-    Raises `DataError` when a source that is not planted has no impressions on the run's day.
+    Files of published sets (docs/sources.md) become landing tables first. Raises `DataError` when
+    a source that is not planted has no impressions on the run's day.
     """
     days = window_of(run.config).days
     if run.config.source.kind == "planted":
         index = _planted(run, days)
     else:
         _require_impressions(run)
-        hashes: dict[Path, str] = {}
-        index = {day: _delivered(run, day, hashes) for day in days}
+        if is_published(run):
+            land_published(run)
+        known = _Known()
+        index = {day: _delivered(run, day, known) for day in days}
         _require_day(run, index)
     rows = sum(
         int(entry.get("rows", 0)) for tables in index.values() for entry in tables["impressions"]
@@ -62,7 +68,11 @@ def land(run: Run, unit: str = "") -> Manifest:
         return Outcome(rows=rows, figures=figures)
 
     return produce(
-        run.output("land"), stage="land", inputs=prints, settings=run.config.source, build=build
+        run.output("land"),
+        stage="land",
+        inputs=prints,
+        settings=replace(run.config.source, files=""),
+        build=build,
     )
 
 
@@ -123,10 +133,26 @@ def _show(made: Path, landing: Path, entry: FileEntry) -> None:
     temporary.replace(shown)
 
 
-def _delivered(run: Run, day: str, hashes: dict[Path, str]) -> DayFiles:
-    """The files of a day by table; `hashes` keeps those of files that hold many days."""
+@dataclass(kw_only=True)
+class _Known:
+    """What was found out already, of files and objects that hold many days."""
+
+    hashes: dict[Path, str] = field(default_factory=dict)
+    objects: dict[str, list[StoredObject]] = field(default_factory=dict)
+
+
+def _delivered(run: Run, day: str, known: _Known) -> DayFiles:
+    """The files of a day by table; objects of a store are fetched."""
     found: DayFiles = {}
+    hashes = known.hashes
     for mapping in run.config.source.tables:
+        if is_remote(mapping.path):
+            place = mapping.path.replace("{day}", day)
+            if place not in known.objects:
+                known.objects[place] = stored_objects(mapping, day)
+            fetch(run.home, known.objects[place])
+            found[mapping.table] = [object_entry(item) for item in known.objects[place]]
+            continue
         files = files_of(run, mapping, day)
         hashes |= {p: sha256_file(p) for p in files if p not in hashes}
         found[mapping.table] = [
@@ -176,6 +202,8 @@ def days_there(run: Run, mapping: TableMapping) -> list[str]:
     """All days for which the mapped path has files, sorted; empty when it has no {day}."""
     if "{day}" not in mapping.path:
         return []
+    if is_remote(mapping.path):
+        return _days_stored(mapping)
     before, after = (
         part.replace("{landing}", str(run.landing())) for part in mapping.path.split("{day}", 1)
     )
@@ -184,6 +212,15 @@ def days_there(run: Run, mapping: TableMapping) -> list[str]:
     date = re.compile(re.escape(prefix) + r"(\d{4}-\d\d-\d\d)")
     found = {m.group(1) for p in folder.glob("*") if (m := date.match(p.name))}
     return sorted(d for d in found if after is not None and files_of(run, mapping, d))
+
+
+def _days_stored(mapping: TableMapping) -> list[str]:
+    """Days that the names beside {day} in an s3:// or gs:// path show."""
+    before = mapping.path.partition("{day}")[0]
+    parent, _, prefix = before.rpartition("/")
+    date = re.compile(re.escape(prefix) + r"(\d{4}-\d\d-\d\d)")
+    names = folders(parsed(parent))
+    return sorted({match.group(1) for name in names if (match := date.match(name))})
 
 
 def nearest_days(days: list[str], day: str, count: int = 4) -> list[str]:

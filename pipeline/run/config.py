@@ -32,12 +32,17 @@ class TableMapping:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceConfig:
-    """A source of logs: a name (names its lake), the tables, and for planted data its generator."""
+    """A source of logs: a name (names its lake), the tables, and for planted data its generator.
+
+    `files`: folder with the published files of a set that one has to get oneself
+    (pipeline/run/published.py); where they lie enters no name and no fingerprint of the data.
+    """
 
     name: str
     kind: Literal["planted", "files"] = "files"
     tables: tuple[TableMapping, ...] = ()
     planted: PlantedConfig | None = None
+    files: str = ""
 
     def __post_init__(self) -> None:
         safe = self.name.replace("-", "").replace("_", "").isalnum()
@@ -335,7 +340,7 @@ class RunConfig:
     def dataset(self) -> str:
         """Name of the lake: the source's name and a hash of what shapes its canonical tables."""
         shape = (
-            to_dict(self.source),
+            _described(self.source),
             self.window.num_buckets,
             self.surfaces,
             [f.name for f in self.features.sparse],
@@ -352,8 +357,16 @@ class RunConfig:
     @property
     def run_name(self) -> str:
         """Folder name of the run under runs/<day>/; the frozen parent does not enter."""
-        frozen = digest(dataclasses.replace(self, parent=None))
+        request = to_dict(dataclasses.replace(self, parent=None))
+        if not self.source.files:
+            request["source"] = _described(self.source)
+        frozen = digest(request)
         return f"{self.source.name}-{self.size}-{frozen}"
+
+
+def _described(source: SourceConfig) -> dict[str, Any]:
+    """A source without the folder that its files happen to lie in."""
+    return {name: value for name, value in to_dict(source).items() if name != "files"}
 
 
 def with_overrides(config: RunConfig, overrides: dict[str, Any]) -> RunConfig:

@@ -26,6 +26,7 @@ from pipeline.run.launch import pipeline_command
 from pipeline.run.lock import locked
 from pipeline.run.paths import Run, home, landing_folder, open_run, run_folder
 from pipeline.run.presets import SIZES, source_spec
+from pipeline.run.published import PUBLISHED, published_files
 from pipeline.run.resolve import config_of, request_parser, resolve
 from pipeline.run.runs import unfinished
 from pipeline.run.summary import summary
@@ -58,9 +59,11 @@ def main(argv: list[str]) -> int:
 
 
 def default_day(source: str) -> str:
-    """Yesterday (UTC) for planted data, else the last day that was fetched."""
+    """Yesterday (UTC) for planted data, else the set's own, or the last day that was fetched."""
     if source == "planted":
         return (dt.datetime.now(dt.UTC).date() - dt.timedelta(days=1)).isoformat()
+    if source in PUBLISHED:
+        return PUBLISHED[source].default_day
     if source not in FETCHABLE:
         if not source.endswith(".toml"):
             source_spec(source, SIZES[0])  # says which sources there are
@@ -88,6 +91,11 @@ def check_source(config: RunConfig) -> None:
     """`DataError` unless the source has data of the day, as far as that is known beforehand."""
     if config.source.kind == "planted":
         return
+    if config.source.name in PUBLISHED:
+        landed = landing_folder(home(), config, "set", "manifest.json").is_file()
+        if config.source.files or not landed:
+            published_files(PUBLISHED[config.source.name], config.source.files)
+        return
     if config.source.name in FETCHABLE:
         days = fetched_days(config.source.name)
         if config.day not in days:
@@ -97,6 +105,8 @@ def check_source(config: RunConfig) -> None:
             )
         return
     for table in config.source.tables:
+        if "://" in table.path:
+            continue  # stage land asks the store, with the patience that a store needs
         landing = str(landing_folder(home(), config))
         pattern = table.path.replace("{day}", config.day).replace("{landing}", landing)
         where = Path(pattern) if Path(pattern).is_absolute() else home() / pattern

@@ -1,14 +1,14 @@
 """Complete run configs: a size dial, and what each known source offers.
 
-`preset(day, size, source)` is the one entry. A source is a name (planted, openbandit, movielens,
-tafeng) or the path of a TOML file that describes one's own logs (docs/your-own-logs.md).
+`preset(day, size, source)` is the one entry. A source is a name (planted, or one of
+source_specs.py) or the path of a TOML file that describes one's own logs (docs/your-own-logs.md).
 """
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,6 @@ from model.config import (
     ConfigError,
     DenseFeature,
     EmbeddingTable,
-    EventAttribute,
-    EventType,
     FeatureSet,
     MatchCount,
     ModelConfig,
@@ -31,26 +29,26 @@ from pipeline.run.config import (
     RunConfig,
     SolarisConfig,
     SourceConfig,
-    TableMapping,
     TrainConfig,
     WindowConfig,
 )
 from pipeline.run.planted import PLANTED_SURFACES as PLANTED_SURFACES
 from pipeline.run.planted import PlantedConfig
+from pipeline.run.source_specs import (
+    SourceSpec,
+    aliccp,
+    events,
+    kuairand,
+    landed,
+    matches,
+    movielens,
+    openbandit,
+    tafeng,
+    taobaoad,
+)
 
+__all__ = ["SIZES", "SourceSpec", "landed", "planted", "preset", "read_spec", "source_spec"]
 SIZES = ("smoke", "small", "base")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SourceSpec:
-    """What a source brings to a config: its tables, surfaces, objectives, features and window."""
-
-    source: SourceConfig
-    surfaces: tuple[str, ...]
-    objectives: tuple[Objective, ...]
-    features: FeatureSet
-    window: WindowConfig
-    mix: MixConfig = field(default_factory=MixConfig)
 
 
 def preset(day: str, size: str, source: str = "planted") -> RunConfig:
@@ -81,6 +79,9 @@ def source_spec(source: str, size: str) -> SourceSpec:
         "openbandit": openbandit,
         "movielens": movielens,
         "tafeng": tafeng,
+        "taobaoad": taobaoad,
+        "aliccp": aliccp,
+        "kuairand": kuairand,
     }
     if source in known:
         return known[source](size)
@@ -105,14 +106,6 @@ def read_spec(path: Path) -> SourceSpec:
         if isinstance(table.get("columns"), dict):
             table["columns"] = sorted(table["columns"].items())
     return from_dict(SourceSpec, data)
-
-
-def landed(*tables: str) -> tuple[TableMapping, ...]:
-    """Mappings of tables that lie in the landing area under their canonical names."""
-    return tuple(
-        TableMapping(table=t, path=f"{{landing}}/{t}/day={{day}}/*.parquet")  # type: ignore[arg-type]
-        for t in tables
-    )
 
 
 def planted(size: str) -> SourceSpec:
@@ -162,155 +155,14 @@ def planted(size: str) -> SourceSpec:
                 ),
                 DenseFeature(name="purchase_intent", scope="user", central_only=True),
             ),
-            events=_events("shown", "organic"),
-            matches=(*_matches("shown"), MatchCount(event="organic", key="category_id")),
+            events=events("shown", "organic"),
+            matches=(*matches("shown"), MatchCount(event="organic", key="category_id")),
         ),
         window=window,
         # a fifth cheaper than the reference surface: at small it closes as much of the distance to
         # Bayes NE (.543 against .542), since mixing keeps every positive
         mix=MixConfig(budget=0.8),
     )
-
-
-def openbandit(size: str) -> SourceSpec:
-    """Open Bandit sample: campaigns as surfaces; clicks only."""
-    return SourceSpec(
-        source=SourceConfig(name="openbandit", tables=landed("impressions")),
-        surfaces=("all", "men", "women"),
-        objectives=(Objective(name="click"),),
-        features=_plain_features(
-            user=("user_feature_0", "user_feature_1", "user_feature_2", "user_feature_3"),
-            ad=("item_feature_1", "item_feature_2", "item_feature_3"),
-            dense=(
-                DenseFeature(name="item_feature_0", scope="ad"),
-                DenseFeature(name="user_item_affinity", scope="request"),
-            ),
-            users=20_000,
-            ads=1_000,
-        ),
-        window=WindowConfig(bootstrap_days=7, student_days=3, holdout_hours=24),
-    )
-
-
-def movielens(size: str) -> SourceSpec:
-    """MovieLens-100k: genre groups as surfaces; click = rating of 4 or more, conversion = 5."""
-    return SourceSpec(
-        source=SourceConfig(name="movielens", tables=landed("impressions", "conversions")),
-        surfaces=("action", "comedy", "drama", "other"),
-        objectives=(Objective(name="click"), Objective(name="conversion", window_hours=1)),
-        features=_plain_features(
-            user=("age_group", "gender", "occupation"),
-            ad=("release_year", "second_genre"),
-            users=5_000,
-            ads=8_000,
-        ),
-        window=WindowConfig(
-            bootstrap_days=220,
-            student_days=60,
-            holdout_hours=24 * 20,
-            retention_days=220,
-            calibration_hours=24 * 20,
-        ),
-        # more than half of the rows are clicks, which mixing always keeps
-        mix=MixConfig(budget=2.0),
-    )
-
-
-def tafeng(size: str) -> SourceSpec:
-    """Ta Feng grocery log: department groups as surfaces; conversion = bought again in 14 days.
-
-    All 120 days are ingested and make histories; a first run trains on the last 35, since all of
-    them cost four times as much (window.bootstrap_days=120).
-    """
-    return SourceSpec(
-        source=SourceConfig(name="tafeng", tables=landed("impressions", "conversions")),
-        surfaces=("dept_10", "dept_11", "dept_12", "dept_50", "dept_other"),
-        objectives=(Objective(name="click"), Objective(name="conversion", window_hours=14 * 24)),
-        features=_plain_features(
-            user=("age_group", "area"),
-            ad=("price_band",),
-            users=64_000,
-            ads=48_000,
-        ),
-        # students need conversion labels, which are known two weeks after the impression
-        window=WindowConfig(
-            bootstrap_days=35,
-            student_days=24,
-            holdout_hours=24 * 4,
-            retention_days=121,
-            history_days=121,
-            calibration_hours=24 * 4,
-        ),
-        # half of the rows are clicks, which mixing always keeps
-        mix=MixConfig(budget=3.0),
-    )
-
-
-def _plain_features(
-    *,
-    user: tuple[str, ...],
-    ad: tuple[str, ...],
-    users: int,
-    ads: int,
-    dense: tuple[DenseFeature, ...] = (),
-) -> FeatureSet:
-    extra = user + ad
-    return FeatureSet(
-        tables=(
-            EmbeddingTable(name="user", buckets=users),
-            EmbeddingTable(name="ad", buckets=ads),
-            EmbeddingTable(name="category", buckets=4_096),
-            EmbeddingTable(name="position", buckets=64),
-            EmbeddingTable(name="surface", buckets=64),
-            *(EmbeddingTable(name=name, buckets=1_024) for name in extra),
-        ),
-        sparse=(
-            SparseFeature(name="user_id", table="user", scope="user", central_only=True),
-            *(SparseFeature(name=name, table=name, scope="user") for name in user),
-            SparseFeature(name="ad_id", table="ad", scope="ad"),
-            SparseFeature(name="category_id", table="category", scope="ad"),
-            *(SparseFeature(name=name, table=name, scope="ad") for name in ad),
-            SparseFeature(name="position", table="position", scope="request"),
-            SparseFeature(name="surface", table="surface", scope="request"),
-        ),
-        dense=dense,
-        events=_events("shown"),
-        matches=_matches("shown"),
-    )
-
-
-def _events(*names: str) -> tuple[EventType, ...]:
-    attributes = (
-        EventAttribute(column="category_id", table="category"),
-        EventAttribute(column="surface", table="surface"),
-        EventAttribute(column="action", table="surface"),
-    )
-    shown = EventType(
-        name="shown",
-        source="impressions",
-        attributes=(EventAttribute(column="ad_id", table="ad"), *attributes),
-        max_len=32,
-        width=16,
-        heads=2,
-        tokens=4,
-        window=16,
-    )
-    organic = EventType(
-        name="organic",
-        source="engagements",
-        attributes=attributes[:2],
-        max_len=24,
-        width=16,
-        heads=2,
-        tokens=2,
-        window=16,
-        availability_delay_s=60,
-    )
-    return tuple(event for event in (shown, organic) if event.name in names)
-
-
-def _matches(event: str) -> tuple[MatchCount, ...]:
-    return (MatchCount(event=event, key="ad_id"), MatchCount(event=event, key="category_id"))
 
 
 def _model(size: str) -> ModelConfig:

@@ -38,6 +38,7 @@ def request_parser(prog: str, *, day_required: bool = True) -> argparse.Argument
     parser.add_argument("--day", required=day_required, default="", help="2026-11-29, UTC")
     parser.add_argument("--size", default="small", help=" | ".join(SIZES))
     parser.add_argument("--source", default="planted", help="a known source or a .toml file")
+    parser.add_argument("--files", default="", help="folder with a published set's files")
     parser.add_argument("--surfaces", default="", help="a,b: a part of the source's surfaces")
     parser.add_argument("--overrides", default="", help='JSON, e.g. {"mix.alpha": 0.5}')
     parser.add_argument("--no-warm-start", action="store_true", help="train from nothing")
@@ -46,7 +47,11 @@ def request_parser(prog: str, *, day_required: bool = True) -> argparse.Argument
 
 
 def config_of(arguments: argparse.Namespace) -> RunConfig:
-    """The config of a request, without a parent; `ConfigError` names what is wrong with it."""
+    """The config of a request, without a parent; `ConfigError` names what is wrong with it.
+
+    Moves `files` into `overrides`, which is how a request travels to Airflow.
+    """
+    _fold_files(arguments)
     config = preset(arguments.day, arguments.size, arguments.source)
     if arguments.promote not in PROMOTE:
         raise ConfigError(
@@ -126,6 +131,15 @@ def _surfaces(config: RunConfig, text: str) -> tuple[str, ...]:
             f"choose among {', '.join(config.surfaces)}"
         )
     return tuple(s for s in config.surfaces if s in wanted) or config.surfaces
+
+
+def _fold_files(arguments: argparse.Namespace) -> None:
+    """`--files` as the override `source.files`, made absolute: tasks run in another folder."""
+    if arguments.files:
+        local = "://" not in arguments.files
+        path = str(Path(arguments.files).expanduser().resolve()) if local else arguments.files
+        given = _overrides(arguments.overrides)
+        arguments.overrides, arguments.files = json.dumps(given | {"source.files": path}), ""
 
 
 def _overrides(text: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from pipeline.run import daily, servers
 from pipeline.run.errors import ConfigError, DataError, RetryError
 from pipeline.run.paths import open_run
 from pipeline.run.presets import preset
-from pipeline.run.resolve import resolve
+from pipeline.run.resolve import config_of, request_parser, resolve
 from pipeline.run.runs import CHAIN, units_of
 from pipeline.run.summary import summary
 from pipeline.run.trigger import abandon_lost, trigger, trigger_form
@@ -81,6 +81,28 @@ def test_own_logs_without_files_are_one_clear_line(own_home: Path) -> None:
     own = dataclasses.replace(config, source=dataclasses.replace(config.source, name="mine"))
     with pytest.raises(DataError, match=r"no impressions of 2026-11-29: .*matches no file"):
         daily.check_source(own)
+
+
+def test_a_published_set_without_its_files_is_one_clear_line(
+    own_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for files in ([], ["--files", str(tmp_path)]):
+        assert main(["daily", "--source", "taobaoad", *files]) == 65
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert "tianchi.aliyun.com/dataset/56" in line
+        assert "raw_sample.csv is missing" in line or "set FILES" in line
+
+
+def test_a_published_set_has_a_day_of_its_own_and_its_folder_travels_as_an_override(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert daily.default_day("kuairand") == "2022-05-08"
+    monkeypatch.chdir(tmp_path)
+    arguments = request_parser("x").parse_args(
+        ["--day", "2022-05-08", "--source", "kuairand", "--files", "mine"]
+    )
+    assert config_of(arguments).source.files == str(tmp_path / "mine")
+    assert trigger_form(arguments)["overrides"] == {"source.files": str(tmp_path / "mine")}
 
 
 def test_a_full_disk_is_one_clear_line(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

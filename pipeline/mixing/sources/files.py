@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import glob
 import gzip
+import json
 import logging
 import zlib
 from dataclasses import dataclass
@@ -17,8 +18,17 @@ from pathlib import Path
 import polars as pl
 
 from data_contracts.schema import TABLES, canonical
+from pipeline.mixing.sources.stores import (
+    StoredObject,
+    fetch,
+    is_remote,
+    listed,
+    located,
+    parsed,
+)
+from pipeline.mixing.times import text_us
 from pipeline.run.config import TableMapping
-from pipeline.run.errors import ConfigError
+from pipeline.run.errors import ConfigError, DataError
 from pipeline.run.paths import Run
 from pipeline.run.window import DAY_US, day_begin_us
 
@@ -57,8 +67,11 @@ def files_of(run: Run, mapping: TableMapping, day: str) -> list[Path]:
     """The files that hold a table's day, sorted; relative paths start at the home folder.
 
     A folder stands for all files of the mapping's format below it, whatever the depth; names
-    that begin with "." or "_" are left out.
+    that begin with "." or "_" are left out. Of s3:// and gs:// these are the copies of what stage
+    land found: `DataError` before it ran.
     """
+    if is_remote(mapping.path):
+        return fetch(run.home, _pinned(run, mapping.table, day))
     pattern = mapping.path.replace("{landing}", str(run.landing())).replace("{day}", day)
     path = run.home / pattern
     if path.is_dir():
@@ -70,6 +83,33 @@ def files_of(run: Run, mapping: TableMapping, day: str) -> list[Path]:
         found = [p for f in found for p in (f.rglob("*") if f.is_dir() else [f])]
         found = [p for p in found if p.is_file()]
     return sorted(p for p in found if p.is_file() and not p.name.startswith((".", "_")))
+
+
+def stored_objects(mapping: TableMapping, day: str) -> list[StoredObject]:
+    """The objects that hold a table's day in an s3:// or gs:// path, as listed now."""
+    where = located(mapping.path.replace("{day}", day))
+    return listed(where, SUFFIXES[mapping.format])
+
+
+def object_entry(item: StoredObject) -> dict[str, str | int]:
+    """An object as stage land records it."""
+    return {"path": str(item.location), "bytes": item.bytes, "mark": item.mark}
+
+
+def _pinned(run: Run, table: str, day: str) -> list[StoredObject]:
+    """What land recorded of a table's day, so that every stage of a run reads the same objects."""
+    path = run.output("land") / "index.json"
+    try:
+        days = json.loads(path.read_text())["days"]
+    except FileNotFoundError:
+        raise DataError(
+            f"{path} is missing: stage land lists the objects of source "
+            f"{run.config.source.name}; run it first"
+        ) from None
+    entries = days.get(day, {}).get(table, [])
+    return [
+        StoredObject(location=parsed(e["path"]), bytes=e["bytes"], mark=e["mark"]) for e in entries
+    ]
 
 
 def scan_table(run: Run, table: str, day: str) -> pl.LazyFrame | None:
@@ -215,22 +255,13 @@ def _on_day(frame: pl.LazyFrame, day: str) -> pl.Expr:
     if kind is None:
         return pl.lit(True)
     if kind == pl.String:
-        ts = _text_us(pl.col("ts"))
+        ts = text_us(pl.col("ts"))
     elif kind.is_temporal():
         ts = pl.col("ts").cast(pl.Datetime("us")).dt.epoch("us")
     else:
         ts = pl.col("ts").cast(pl.Int64, strict=False)
     number = ts // DAY_US
     return number.fill_null(number.min()) == day_begin_us(day) // DAY_US
-
-
-def _text_us(column: pl.Expr) -> pl.Expr:
-    """Microseconds of ISO 8601 texts (UTC where they name no zone) and of whole numbers."""
-    plain = column.str.strip_chars().str.replace(" ", "T", literal=True)
-    plain = plain.str.replace("[Zz]$", "+00:00")
-    forms = ("%Y-%m-%dT%H:%M:%S%.f%:z", "%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%dT%H:%M")
-    times = [plain.str.to_datetime(f, time_unit="us", strict=False).dt.epoch("us") for f in forms]
-    return pl.coalesce(column.cast(pl.Int64, strict=False), *times)
 
 
 def _stack(frames: list[tuple[Path, pl.DataFrame]]) -> tuple[pl.DataFrame, tuple[str, ...]]:
