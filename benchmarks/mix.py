@@ -12,7 +12,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks._measure import child, interleaved, median, report
+from benchmarks._measure import Bound, child, interleaved, median, report
 from pipeline.mixing.ingest import ingest
 from pipeline.mixing.labels import labels
 from pipeline.mixing.land import land
@@ -27,7 +27,7 @@ from pipeline.run.runs import units_of
 
 DAY = "2026-11-29"
 DAYS = 3
-TARGETS = {
+TARGETS: dict[str, Bound] = {
     "share_of_ingest": ("<=", 0.2),
     "copied_bytes": ("<=", 0),
     "flops_ratio": ("<=", 1.0),

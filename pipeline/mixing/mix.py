@@ -234,7 +234,7 @@ class _Mixer:
         weight, shift = correct(
             self.config.mix.correction, rate=plan.rates[surface] * considered, positive=positive
         )
-        weights = {o.name: weight for o in self.objectives}
+        weights: dict[str, np.ndarray] = {o.name: weight for o in self.objectives}
         weights |= {n: weight * np.array(f)[surface] for n, f in balance.items()}
         return self._frame(base, labels, shift, weights)
 

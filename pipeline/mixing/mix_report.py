@@ -126,7 +126,8 @@ def copied_feature_bytes(folder: Path, features: FeatureSet) -> int:
     Keys are no copies: a selection points to its rows by them.
     """
     counts = [c for m in features.matches for c in m.columns]
-    names = {*(f.name for f in (*features.sparse, *features.dense)), *counts} - KEYS
+    sparse, dense = [f.name for f in features.sparse], [f.name for f in features.dense]
+    names = {*sparse, *dense, *counts} - KEYS
     total = 0
     for path in sorted(folder.rglob("*.parquet")):
         parquet = pq.ParquetFile(path).metadata
