@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 ROW_GROUP = 131_072
@@ -64,7 +63,7 @@ class RowGroups:
                 compression="lz4",
                 version="2.6",
                 store_schema=self.schema is None,  # a canonical file needs no hints of Arrow
-                **_encodings(table),
+                **_encodings(frame, table.schema),
             )
         self._writer.write_table(table, row_group_size=ROW_GROUP)
 
@@ -97,13 +96,13 @@ def _table(frame: pl.DataFrame, schema: pa.Schema | None) -> pa.Table:
     return table.combine_chunks()
 
 
-def _encodings(table: pa.Table) -> dict[str, object]:
+def _encodings(frame: pl.DataFrame, schema: pa.Schema) -> dict[str, object]:
     """Encodings by what the first row group holds."""
     packed, words = [], []
-    for field in table.schema:
+    for field in schema:
         kind = field.type
         number = pa.types.is_integer(kind) or pa.types.is_timestamp(kind)
-        if number and _is_close(table[field.name]):
+        if number and _is_close(frame[field.name]):
             packed.append(field.name)
         elif number or pa.types.is_dictionary(kind) or kind in (pa.string(), pa.large_string()):
             words.append(field.name)
@@ -113,8 +112,9 @@ def _encodings(table: pa.Table) -> dict[str, object]:
     }
 
 
-def _is_close(column: pa.ChunkedArray) -> bool:
-    if not pa.types.is_int64(column.type) or not len(column):
-        return not pa.types.is_uint64(column.type)
-    values = pc.fill_null(column, 0).combine_chunks().to_numpy()
-    return bool((np.abs(np.diff(values[:1024].astype(np.float64))) < _WIDE_STEP).all())
+def _is_close(column: pl.Series) -> bool:
+    """Whether neighbours are near enough for differences; decided on the first rows."""
+    if column.dtype == pl.UInt64:
+        return False
+    some = column.head(1024).to_physical().fill_null(0).to_numpy().astype(np.float64)
+    return bool((np.abs(np.diff(some)) < _WIDE_STEP).all())
