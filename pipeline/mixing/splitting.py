@@ -136,7 +136,7 @@ class _Pass:
             self.refused[name].add(rows.select("reason", "row"))
 
     def _close(self) -> None:
-        empty = pl.DataFrame(pl.from_arrow(self.rules.schema.empty_table()))
+        empty = pl.DataFrame(schema=pl.Schema(self.rules.schema))
         for file in (*self.files, *self.refused.values()):
             if not file.rows:
                 file.add(empty)
