@@ -63,7 +63,7 @@ class RowGroups:
                 compression="lz4",
                 version="2.6",
                 store_schema=self.schema is None,  # a canonical file needs no hints of Arrow
-                **_encodings(frame, table.schema),
+                **_encodings(table),
             )
         self._writer.write_table(table, row_group_size=ROW_GROUP)
 
@@ -96,15 +96,16 @@ def _table(frame: pl.DataFrame, schema: pa.Schema | None) -> pa.Table:
     return table.combine_chunks()
 
 
-def _encodings(frame: pl.DataFrame, schema: pa.Schema) -> dict[str, object]:
+def _encodings(table: pa.Table) -> dict[str, object]:
     """Encodings by what the first row group holds."""
     packed, words = [], []
-    for field in schema:
+    for field in table.schema:
         kind = field.type
-        number = pa.types.is_integer(kind) or pa.types.is_timestamp(kind)
-        if number and _is_close(frame[field.name]):
+        if pa.types.is_int64(kind):
+            (packed if _is_close(table[field.name]) else words).append(field.name)
+        elif pa.types.is_signed_integer(kind) or pa.types.is_timestamp(kind):
             packed.append(field.name)
-        elif number or pa.types.is_dictionary(kind) or kind in (pa.string(), pa.large_string()):
+        elif pa.types.is_dictionary(kind) or kind in (pa.string(), pa.large_string()):
             words.append(field.name)
     return {
         "use_dictionary": words,
@@ -112,9 +113,9 @@ def _encodings(frame: pl.DataFrame, schema: pa.Schema) -> dict[str, object]:
     }
 
 
-def _is_close(column: pl.Series) -> bool:
+def _is_close(column: pa.ChunkedArray) -> bool:
     """Whether neighbours are near enough for differences; decided on the first rows."""
-    if column.dtype == pl.UInt64:
-        return False
-    some = column.head(1024).to_physical().to_numpy().astype(np.float64)  # null becomes NaN
+    if column.null_count or not len(column):
+        return not column.null_count
+    some = column.chunk(0).slice(0, 1024).to_numpy().astype(np.float64)
     return not bool((np.abs(np.diff(some)) >= _WIDE_STEP).any())
