@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,9 +84,10 @@ def run_of(home: Path, config: RunConfig) -> Run:
     return Run(folder=folder, config=config)
 
 
-def for_day(run: Run, day: str) -> Run:
-    """The same run on another day."""
-    return run_of(run.home, dataclasses.replace(run.config, day=day))
+def yesterday_of(run: Run) -> Run:
+    """The same run a day earlier."""
+    before = dt.date.fromisoformat(run.config.day) - dt.timedelta(days=1)
+    return run_of(run.home, dataclasses.replace(run.config, day=before.isoformat()))
 
 
 def land(run: Run, impressions: int, engagements: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -55,8 +55,7 @@ def timelines(run: Run, unit: str) -> Manifest:
     timeline), and the match counts (float32, raw).
     """
     buckets = group_buckets(run.config, unit)
-    parts = _retained(run)
-    made = {b: _publish_timeline(run, parts, b) for b in buckets}
+    made = publish_timelines(run, buckets)
     inputs = {f"timeline/{b}": m.fingerprint for b, m in made.items()} | ingested(run)
 
     def build(temporary: Path) -> Outcome:
@@ -77,6 +76,12 @@ def timelines(run: Run, unit: str) -> Manifest:
         settings=[run.config.features.events, run.config.features.matches],
         build=build,
     )
+
+
+def publish_timelines(run: Run, buckets: Iterable[int]) -> dict[int, Manifest]:
+    """Publish the lake's timelines of some buckets on the run's day; manifests by bucket."""
+    parts = _retained(run)
+    return {b: _publish_timeline(run, parts, b) for b in buckets}
 
 
 def group_buckets(config: RunConfig, unit: str) -> list[int]:
