@@ -103,21 +103,22 @@ class DayParts:
         if path in self._whole:
             yield from self._whole[path].select(columns).iter_slices(PART_ROWS)
             return
-        try:
-            batches = iter(
-                self._scans[path]
-                .select(columns)
-                .collect_batches(chunk_size=PART_ROWS, maintain_order=True, engine="streaming")
-            )
-            batch = next(batches, None)
-        except UNREADABLE as error:
-            raise self._demoted(path, error) from error
-        while batch is not None:
-            yield batch
+        batches: Iterator[pl.DataFrame] | None = None
+        while True:
             try:
+                batches = batches or self._batches(path, columns)
                 batch = next(batches, None)
             except UNREADABLE as error:
                 raise self._demoted(path, error) from error
+            if batch is None:
+                return
+            yield batch  # outside of the try: what the reader's user raises is no broken file
+
+    def _batches(self, path: Path, columns: list[str]) -> Iterator[pl.DataFrame]:
+        chosen = self._scans[path].select(columns)
+        return iter(
+            chosen.collect_batches(chunk_size=PART_ROWS, maintain_order=True, engine="streaming")
+        )
 
     def _demoted(self, path: Path, error: BaseException) -> StartOverError:
         """Try the patient reader, which puts null for single values; else leave the file out."""

@@ -29,8 +29,9 @@ from plane_world import (
 
 from pipeline.mixing import parts
 from pipeline.mixing.cleaning import Cleaner, repeated_ids, rules_of
+from pipeline.mixing.frames import write_frame
 from pipeline.mixing.ingest import ingest
-from pipeline.run.errors import EXIT_OK, EXIT_RETRY
+from pipeline.run.errors import EXIT_OK, EXIT_RETRY, ContractError
 from pipeline.run.manifest import MANIFEST
 from pipeline.run.paths import REPOSITORY, Run
 
@@ -164,7 +165,7 @@ def test_columns_that_changed_since_yesterday_are_in_the_ledger(tmp_path: Path) 
     )
     land_frame(run, "impressions", LAST, frame.drop("request_id").rename({"mood": "request_id"}))
     land_frame(run, "engagements", LAST, engagements(LAST, 20).drop("kind"))
-    with pytest.raises(Exception, match="mood"):
+    with pytest.raises(ContractError, match="mood"):
         ingest_all(run)
     land_frame(run, "impressions", LAST, frame)
     ingest_all(run)
@@ -226,8 +227,6 @@ def test_the_bytes_do_not_depend_on_the_size_of_parts(
 
 
 def test_wide_ids_keep_a_dictionary_and_near_ones_differences(tmp_path: Path) -> None:
-    from pipeline.mixing.frames import write_frame
-
     rng = np.random.default_rng(0)
     hashes = rng.integers(0, 2**62, 16)
     frame = pl.DataFrame({"near": np.arange(5_000), "wide": hashes[rng.integers(0, 16, 5_000)]})
