@@ -31,6 +31,7 @@ from pipeline.run.manifest import Manifest, Outcome, fingerprint_of, produce, sh
 from pipeline.run.paths import Run
 
 log = logging.getLogger(__name__)
+LONGEST_PASS_S = 4 * 3600.0  # units that wait for a day which another one is reading
 
 
 def publish_day(run: Run, table: str, day: str) -> dict[str, Manifest]:
@@ -59,7 +60,7 @@ def settings_of(config: RunConfig) -> dict[str, object]:
 def _one_pass(run: Run, table: str, day: str) -> Iterator[_DayPass]:
     """Alone with a day of a table; what a pass put aside is removed in the end."""
     staging = run.lake("canonical", table, f".day={day}.pass")
-    with locked(staging.with_name(f"{staging.name}.lock")):
+    with locked(staging.with_name(f"{staging.name}.lock"), wait_s=LONGEST_PASS_S):
         try:
             yield _DayPass(run, table, day, staging)
         finally:
