@@ -151,4 +151,7 @@ class _Pass:
     def _sort(self, path: Path) -> None:
         frame = read_frames([path])
         if not frame["ts"].is_sorted():
-            write_frame(path, frame.sort("ts", maintain_order=True), self.rules.schema)
+            # known words as Enum, as they came: a dictionary made anew would be other bytes
+            words = {n: pl.Enum(t) for n, t in self.rules.texts.items() if t and n in frame.columns}
+            frame = frame.cast(dict(words)).sort("ts", maintain_order=True)
+            write_frame(path, frame, self.rules.schema)
