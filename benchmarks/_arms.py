@@ -70,6 +70,7 @@ def planted(home: str, seed: int, quick: bool, processors: int) -> dict[str, Any
             "window.bootstrap_days": size.bootstrap_days,
             "window.calibration_hours": size.calibration_hours,
             "window.student_days": 2,
+            "mix.budget": 1.0,
             "train.seed": seed,
             "train.threads": processors,
         },

@@ -96,14 +96,15 @@ def to_range(column: pl.Series, low: int, high: int, kind: pl.DataType) -> pl.Se
 
 
 def to_text(column: pl.Series, allowed: Collection[str] | None) -> pl.Series:
-    """A string (of `allowed` when given) of at most `MAX_TEXT_BYTES`, else null."""
+    """A text of at most `MAX_TEXT_BYTES`, or one of `allowed` (as an Enum), else null."""
+    kind = pl.Enum(list(allowed)) if allowed is not None else pl.String()
     if not (_is_text(column.dtype) or column.dtype.is_integer()):
-        return _nulls(column, pl.String())
+        return _nulls(column, kind)
     values = column.cast(pl.String)
-    if allowed is not None and set(values.unique()) <= set(allowed):
-        return values
     if allowed is not None:
-        return _where(values, values.is_in(list(allowed)))
+        return values.cast(kind, strict=False)
+    if not len(values) or int(values.str.len_bytes().max() or 0) <= MAX_TEXT_BYTES:  # type: ignore[call-overload]
+        return values
     return _where(values, values.str.len_bytes() <= MAX_TEXT_BYTES)
 
 

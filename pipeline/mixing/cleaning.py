@@ -1,11 +1,12 @@
-"""From a foreign frame to canonical rows and rejected rows, each with a reason.
+"""From foreign frames to canonical rows and rejected rows, each with a reason.
 
-All columns are cast at once; one validity mask results. Reasons are worked out for bad rows
-alone, and the first one in column order is kept.
+A day comes in parts. All columns of a part are cast at once; one validity mask results. Reasons
+are worked out for bad rows alone: the surface's first, then the first in column order.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,10 @@ DEFAULTS: dict[str, dict[str, int | float | str | None]] = {
 # Identities must be integers; other ids (and features) may be strings, which are hashed.
 IDENTITIES = frozenset({"impression_id", "request_id", "user_id", "ad_id", "item_id"})
 MAX_ROW_TEXT = 4_000
+DUPLICATE = "impression_id is a duplicate"
+EMPTY_REJECTED = pl.DataFrame(
+    schema={"reason": pl.String, "row": pl.String, "duplicate": pl.Boolean, "surface": pl.String}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,17 +51,16 @@ class Rules:
 
 @dataclass(frozen=True, kw_only=True)
 class Cleaned:
-    """Canonical rows; `rejected` has reason and the row as JSON, in source order."""
+    """Canonical rows of a part, and the rejected ones in source order.
+
+    `rejected` has reason, row (as JSON), duplicate (whether that is all that was wrong) and
+    surface: that of the row, null where it lies on none of the known ones. `came` counts all rows
+    by surface, those of none last; where any surface will do it is their number alone.
+    """
 
     frame: pl.DataFrame
     rejected: pl.DataFrame
-    duplicates: int
-    defaulted: tuple[str, ...]
-
-    @property
-    def reasons(self) -> dict[str, int]:
-        """Rejected rows per reason."""
-        return dict(self.rejected["reason"].value_counts().sort("reason").iter_rows())
+    came: np.ndarray
 
 
 def rules_of(config: RunConfig, table: str) -> Rules:
@@ -72,63 +76,87 @@ def rules_of(config: RunConfig, table: str) -> Rules:
     )
 
 
-def clean(rules: Rules, frame: pl.DataFrame, day: str, surface: str | None = None) -> Cleaned:
-    """Split a day's rows of a table into canonical and rejected ones.
+class Cleaner:
+    """Splits the parts of one day of a table, in source order, into good and rejected rows.
 
-    With `surface`, rows of other surfaces take part in the search for duplicates only. Of the
-    valid impressions with one impression_id the first in source order survives. A column that
-    is missing and has no stand-in is a `ContractError`; a frame without rows needs no columns.
+    `columns` are those that the source has. One that is missing and has no stand-in is a
+    `ContractError`. Of the valid impressions with one impression_id the first survives; for that,
+    `repeated` must hold every id that comes more than once (`repeated_ids`).
     """
-    frame, defaulted = _with_defaults(rules, frame, day)
-    if surface is not None:
-        frame = frame.filter(_on(frame, surface) | _repeated(frame["impression_id"]))
-    columns, problems = _cast(rules, frame, day)
-    bad = _any([mask for mask, _ in problems], len(frame))
-    doubles = np.zeros(len(frame), dtype=bool)
-    if rules.table == "impressions":
-        doubles = _later_copies(columns[0], ~bad)
-        problems.append((doubles, "impression_id is a duplicate"))
-    mine = np.ones(len(frame), dtype=bool)
-    if surface is not None:
-        mine = _on(frame, surface).to_numpy()
-        bad, doubles = bad & mine, doubles & mine
-    refused = bad | doubles
-    return Cleaned(
-        frame=pl.DataFrame(columns).filter(pl.Series(mine & ~refused)),
-        rejected=_rejected(frame, refused, problems),
-        duplicates=int(doubles.sum()),
-        defaulted=defaulted,
-    )
 
+    def __init__(
+        self,
+        rules: Rules,
+        day: str,
+        columns: Collection[str],
+        repeated: np.ndarray | None = None,
+    ) -> None:
+        self.rules, self.day = rules, day
+        self.repeated = np.zeros(0, np.int64) if repeated is None else repeated
+        self._passed = np.zeros(len(self.repeated), dtype=bool)
+        missing = [n for n in rules.schema.names if n not in columns]
+        hopeless = [n for n in missing if n not in rules.defaults]
+        if hopeless:
+            raise ContractError(
+                f"{rules.table} of {day} have no column {hopeless}, only {sorted(columns)}; "
+                "map the columns in source.tables"
+            )
+        self.defaulted = tuple(missing)
 
-def clean_unassigned(rules: Rules, frame: pl.DataFrame, day: str) -> Cleaned:
-    """Reject the impressions that lie on no configured surface, and leave the others out."""
-    frame, defaulted = _with_defaults(rules, frame, day)
-    allowed = rules.texts["surface"]
-    raw = frame["surface"]
-    absent = raw.is_null().to_numpy()
-    lost = casting.to_text(raw, allowed).is_null().to_numpy()
-    problems = [
-        (absent, "surface is null"),
-        (lost & ~absent, f"surface is not one of {', '.join(allowed or ())}"),
-    ]
-    rejected = _rejected(frame, lost, problems)
-    return Cleaned(frame=frame.clear(), rejected=rejected, duplicates=0, defaulted=defaulted)
-
-
-def _with_defaults(
-    rules: Rules, frame: pl.DataFrame, day: str
-) -> tuple[pl.DataFrame, tuple[str, ...]]:
-    if not len(frame):
-        return pl.DataFrame(schema=dict.fromkeys(rules.schema.names, pl.Null)), ()
-    missing = [n for n in rules.schema.names if n not in frame.columns]
-    hopeless = [n for n in missing if n not in rules.defaults]
-    if hopeless:
-        raise ContractError(
-            f"{rules.table} of {day} have no column {hopeless}, only {sorted(frame.columns)}; "
-            "map the columns in source.tables"
+    def part(self, frame: pl.DataFrame) -> Cleaned:
+        """Clean the next rows of the day; columns that this part alone lacks are null."""
+        frame = frame.with_columns(
+            pl.lit(self.rules.defaults.get(n) if n in self.defaulted else None).alias(n)
+            for n in self.rules.schema.names
+            if n not in frame.columns
         )
-    return frame.with_columns(pl.lit(rules.defaults[n]).alias(n) for n in missing), tuple(missing)
+        columns, problems = _cast(self.rules, frame, self.day)
+        good = pl.DataFrame(columns)
+        refused = np.logical_or.reduce([m for m, _ in problems]) if problems else None
+        if len(self.repeated):
+            copies = self._later_copies(good["impression_id"], refused)
+            problems.append((copies, DUPLICATE))
+            refused = copies if refused is None else refused | copies
+        came = self._came(good)
+        if refused is None or not refused.any():
+            return Cleaned(frame=good, rejected=EMPTY_REJECTED, came=came)
+        rejected = _rejected(frame, good, refused, problems)
+        return Cleaned(frame=good.filter(pl.Series(~refused)), rejected=rejected, came=came)
+
+    def _came(self, cast: pl.DataFrame) -> np.ndarray:
+        allowed = self.rules.texts["surface"]
+        if self.rules.table != "impressions" or allowed is None:
+            return np.array([len(cast)])
+        codes = cast["surface"].to_physical().cast(pl.Int64).fill_null(len(allowed))
+        return np.bincount(codes.to_numpy(), minlength=len(allowed) + 1)
+
+    def _later_copies(self, ids: pl.Series, refused: np.ndarray | None) -> np.ndarray:
+        """Valid rows whose id a valid row of this or an earlier part had already."""
+        values = ids.fill_null(-1).to_numpy()
+        place = np.searchsorted(self.repeated, values)
+        place[place == len(self.repeated)] = 0
+        shared = self.repeated[place] == values
+        if refused is not None:
+            shared &= ~refused
+        rows = np.flatnonzero(shared)
+        _, first = np.unique(place[rows], return_index=True)
+        fresh = np.zeros(len(rows), dtype=bool)
+        fresh[first] = True
+        fresh &= ~self._passed[place[rows]]
+        self._passed[place[rows]] = True
+        copies = np.zeros(len(values), dtype=bool)
+        copies[rows[~fresh]] = True
+        return copies
+
+
+def repeated_ids(parts: Iterable[pl.DataFrame]) -> np.ndarray:
+    """The impression_ids that come more than once in a day's parts: int64, ascending."""
+    found = [casting.to_id(p["impression_id"]).drop_nulls().to_numpy() for p in parts]
+    ids = np.concatenate(found) if found else np.zeros(0, np.int64)
+    if (ids[1:] > ids[:-1]).all():
+        return np.zeros(0, np.int64)
+    ids.sort()
+    return np.unique(ids[1:][ids[1:] == ids[:-1]])
 
 
 def _cast(
@@ -136,23 +164,20 @@ def _cast(
 ) -> tuple[list[pl.Series], list[tuple[np.ndarray, str]]]:
     columns: list[pl.Series] = []
     problems: list[tuple[np.ndarray, str]] = []
+    of_surface: list[tuple[np.ndarray, str]] = []
     for wanted in rules.schema:
         raw = frame[wanted.name]
         values, rule = _cast_one(rules, wanted, raw)
         columns.append(values.alias(wanted.name))
+        mine = of_surface if wanted.name == "surface" else problems
         if values.null_count():
-            failed = values.is_null()
             absent = raw.is_null()
-            if not wanted.nullable and absent.any():
-                problems.append((absent.to_numpy(), f"{wanted.name} is null"))
-            wrong = failed & ~absent
-            if wrong.any():
-                problems.append((wrong.to_numpy(), f"{wanted.name} {rule}"))
+            if not wanted.nullable:
+                mine.append((absent.to_numpy(), f"{wanted.name} is null"))
+            mine.append(((values.is_null() & ~absent).to_numpy(), f"{wanted.name} {rule}"))
         if wanted.name == "ts":
-            outside = _outside(values, day)
-            if outside.any():
-                problems.append((outside, "ts is outside the day"))
-    return columns, problems
+            problems += _outside(values, day)
+    return columns, of_surface + problems
 
 
 def _cast_one(rules: Rules, wanted: pa.Field, raw: pl.Series) -> tuple[pl.Series, str]:
@@ -175,48 +200,50 @@ def _cast_one(rules: Rules, wanted: pa.Field, raw: pl.Series) -> tuple[pl.Series
     return casting.to_feature_id(raw), "is no id (an integer of 0 or more, or a short text)"
 
 
-def _outside(times: pl.Series, day: str) -> np.ndarray:
+def _outside(times: pl.Series, day: str) -> list[tuple[np.ndarray, str]]:
     begin = day_begin_us(day)
-    stamps = times.to_physical().fill_null(begin).to_numpy()
-    return (stamps < begin) | (stamps >= begin + DAY_US)
-
-
-def _on(frame: pl.DataFrame, surface: str) -> pl.Series:
-    return casting.to_text(frame["surface"], (surface,)).is_not_null()
-
-
-def _repeated(raw: pl.Series) -> pl.Series:
-    ids = casting.to_id(raw)
-    if ids.n_unique() == len(ids):
-        return pl.repeat(False, len(ids), eager=True)
-    return ids.is_duplicated()
-
-
-def _later_copies(ids: pl.Series, valid: np.ndarray) -> np.ndarray:
-    copies = np.zeros(len(ids), dtype=bool)
-    if ids.n_unique() < len(ids):
-        kept = ids.filter(pl.Series(valid))
-        copies[np.flatnonzero(valid)] = ~kept.is_first_distinct().to_numpy()
-    return copies
-
-
-def _any(masks: list[np.ndarray], length: int) -> np.ndarray:
-    return np.logical_or.reduce(masks) if masks else np.zeros(length, dtype=bool)
+    stamps = times.to_physical()
+    least, most = stamps.min(), stamps.max()
+    if least is None or (int(least) >= begin and int(most) < begin + DAY_US):  # type: ignore[arg-type]
+        return []
+    values = stamps.fill_null(begin).to_numpy()
+    outside = (values < begin) | (values >= begin + DAY_US)
+    return [(outside, "ts is outside the day")]
 
 
 def _rejected(
-    frame: pl.DataFrame, refused: np.ndarray, problems: list[tuple[np.ndarray, str]]
+    frame: pl.DataFrame,
+    cast: pl.DataFrame,
+    refused: np.ndarray,
+    problems: list[tuple[np.ndarray, str]],
 ) -> pl.DataFrame:
-    if not refused.any():
-        return pl.DataFrame(schema={"reason": pl.String, "row": pl.String})
-    reasons = np.full(int(refused.sum()), "", dtype=object)
+    places = np.flatnonzero(refused)
+    reasons = np.full(len(places), "", dtype=object)
     for mask, reason in reversed(problems):  # so that the first problem of a row is kept
-        reasons[mask[refused]] = reason
-    rows = frame.filter(pl.Series(refused))
-    text = rows.select(pl.struct(pl.all()).struct.json_encode().str.slice(0, MAX_ROW_TEXT))
+        reasons[mask[places]] = reason
+    rows = frame[places]
+    known = "surface" in cast.columns
+    surface = cast["surface"][places].cast(pl.String) if known else pl.repeat(None, len(rows))
     return pl.DataFrame(
         {
             "reason": pl.Series(reasons.tolist(), dtype=pl.String),
-            "row": text.to_series(),
-        }
+            "row": rows.select(_as_json(rows)).to_series(),
+            "duplicate": pl.Series(reasons == DUPLICATE, dtype=pl.Boolean),
+            "surface": surface,
+        },
+        schema=EMPTY_REJECTED.schema,
     )
+
+
+def _as_json(rows: pl.DataFrame) -> pl.Expr:
+    """A row as JSON, cut at `MAX_ROW_TEXT` characters; long texts are cut before."""
+    shown = [
+        pl.col(n).str.slice(0, MAX_ROW_TEXT) if t == pl.String else _shown(pl.col(n), t)
+        for n, t in rows.schema.items()
+    ]
+    return pl.struct(shown).struct.json_encode().str.slice(0, MAX_ROW_TEXT)
+
+
+def _shown(column: pl.Expr, kind: pl.DataType) -> pl.Expr:
+    """What JSON can hold of a column: binary as hexadecimal digits."""
+    return column.bin.encode("hex").str.slice(0, MAX_ROW_TEXT) if kind == pl.Binary else column

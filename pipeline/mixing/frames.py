@@ -1,29 +1,78 @@
-"""Parquet in and out: one writer with fixed settings, so that equal frames give equal bytes."""
+"""Parquet in and out: one writer with fixed settings, so that equal rows give equal bytes.
+
+Settings by measurement: integers as packed differences, words by dictionary, lz4. That costs a
+fifth of the processor time of zstd over dictionaries of everything, and the files are smaller.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 ROW_GROUP = 131_072
+_WIDE_STEP = 1 << 40  # neighbours further apart are hashes, which differences do not shrink
+_WORD = pa.dictionary(pa.int32(), pa.string())
+
+
+class RowGroups:
+    """A Parquet file written from frames of any size; row groups always hold `ROW_GROUP` rows.
+
+    With `schema`, columns are chosen and cast to exactly that. The bytes depend on the rows alone,
+    not on how they were cut into frames. At least one frame must be added, with or without rows.
+    """
+
+    def __init__(self, path: Path, schema: pa.Schema | None = None) -> None:
+        self.path, self.schema, self.rows = path, schema, 0
+        self._waiting: list[pl.DataFrame] = []
+        self._num_waiting = 0
+        self._writer: pq.ParquetWriter | None = None
+
+    def add(self, frame: pl.DataFrame) -> None:
+        """Append rows; writes whenever a row group is full."""
+        self.rows += len(frame)
+        self._num_waiting += len(frame)
+        self._waiting.append(frame)
+        if self._num_waiting >= ROW_GROUP:
+            rest = pl.concat(self._waiting)
+            while len(rest) >= ROW_GROUP:
+                self._write(rest[:ROW_GROUP])
+                rest = rest[ROW_GROUP:]
+            self._waiting, self._num_waiting = [rest], len(rest)
+
+    def close(self) -> None:
+        """Write what waits; a file without rows still has its columns."""
+        if self._num_waiting or self._writer is None:
+            self._write(pl.concat(self._waiting))
+        self._waiting = []
+        if self._writer is not None:
+            self._writer.close()
+
+    def _write(self, frame: pl.DataFrame) -> None:
+        table = _table(frame, self.schema)
+        if self._writer is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # pyarrow rather than polars: its row groups do not depend on the number of threads
+            self._writer = pq.ParquetWriter(
+                self.path,
+                table.schema,
+                compression="lz4",
+                version="2.6",
+                store_schema=self.schema is None,  # a canonical file needs no hints of Arrow
+                **_encodings(table),
+            )
+        self._writer.write_table(table, row_group_size=ROW_GROUP)
 
 
 def write_frame(path: Path, frame: pl.DataFrame, schema: pa.Schema | None = None) -> None:
     """Write `frame` as Parquet; with `schema`, columns are chosen and cast to exactly that."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if schema is not None:
-        frame = frame.select(schema.names)
-    table = frame.to_arrow(compat_level=pl.CompatLevel.oldest())
-    if schema is not None:
-        table = table.cast(schema)
-    # pyarrow rather than polars: its row groups do not depend on the number of threads
-    pq.write_table(
-        table.combine_chunks(), path, compression="zstd", row_group_size=ROW_GROUP, version="2.6"
-    )
+    file = RowGroups(path, schema)
+    file.add(frame)
+    file.close()
 
 
 def write_selection(path: Path, frame: pl.DataFrame) -> None:
@@ -50,3 +99,40 @@ def read_frames(paths: Sequence[Path], columns: Sequence[str] | None = None) -> 
         return pl.read_parquet(paths[0], columns=wanted, glob=False)
     lazy = pl.scan_parquet(list(paths), glob=False)
     return (lazy.select(wanted) if wanted is not None else lazy).collect()
+
+
+def _table(frame: pl.DataFrame, schema: pa.Schema | None) -> pa.Table:
+    if schema is not None:
+        frame = frame.select(schema.names)
+    table = frame.to_arrow(compat_level=pl.CompatLevel.oldest())
+    if schema is not None:
+        words = {n for n in schema.names if pa.types.is_dictionary(table.schema.field(n).type)}
+        table = table.cast(
+            pa.schema([f.with_type(_WORD) if f.name in words else f for f in schema])
+        )
+    return table.combine_chunks()
+
+
+def _encodings(table: pa.Table) -> dict[str, object]:
+    """Encodings by what the first row group holds."""
+    packed, words = [], []
+    for field in table.schema:
+        kind = field.type
+        if pa.types.is_int64(kind):
+            (packed if _is_close(table[field.name]) else words).append(field.name)
+        elif pa.types.is_signed_integer(kind) or pa.types.is_timestamp(kind):
+            packed.append(field.name)
+        elif pa.types.is_dictionary(kind) or kind in (pa.string(), pa.large_string()):
+            words.append(field.name)
+    return {
+        "use_dictionary": words,
+        "column_encoding": dict.fromkeys(packed, "DELTA_BINARY_PACKED"),
+    }
+
+
+def _is_close(column: pa.ChunkedArray) -> bool:
+    """Whether neighbours are near enough for differences; decided on the first rows."""
+    if column.null_count or not len(column):
+        return not column.null_count
+    some = column.chunk(0).slice(0, 1024).to_numpy().astype(np.float64)
+    return not bool((np.abs(np.diff(some)) >= _WIDE_STEP).any())

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pipeline.mixing.cleaning import Cleaned
-from pipeline.mixing.frames import write_frame
 from pipeline.run.manifest import Manifest, Outcome, produce
 from pipeline.run.paths import Run
+
+REJECTED = "rejected.parquet"
 
 
 def quarantine_folder(run: Run, table: str, day: str, unit: str) -> Path:
@@ -22,16 +22,20 @@ def publish_rejected(
     unit: str,
     inputs: Mapping[str, str],
     settings: object,
-    cleaned: Cleaned,
+    reasons: Mapping[str, int],
+    place: Callable[[Path], None],
 ) -> Manifest | None:
-    """Publish rejected rows; a folder appears only when there are (or were) any."""
-    rejected = cleaned.rejected
-    if not len(rejected) and not folder.exists():
+    """Publish rejected rows, which `place(path)` puts at a path.
+
+    A folder appears only when there are (or were) any.
+    """
+    rows = sum(reasons.values())
+    if not rows and not folder.exists():
         return None
 
     def build(temporary: Path) -> Outcome:
-        write_frame(temporary / "rejected.parquet", rejected)
-        return Outcome(rows=len(rejected), figures={"reasons": cleaned.reasons})
+        place(temporary / REJECTED)
+        return Outcome(rows=rows, figures={"reasons": dict(reasons)})
 
     return produce(
         folder, stage="quarantine", unit=unit, inputs=inputs, settings=settings, build=build

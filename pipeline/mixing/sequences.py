@@ -1,7 +1,7 @@
-"""Event sequences of a bucket, sorted by (user, time), and counts of what was visible when.
+"""Event sequences of a bucket, sorted by (user, time): built from a day's rows, or extended.
 
-An event is visible to a moment `t` when `event.ts + delay < t`. All counts are positions found by
-one sorted search over ranks: no loop over users, and no key that could overflow.
+Users become dense codes and codes are sorted by radix; a day is merged into the days before it
+without sorting them again.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ SOURCE_COLUMNS: Final = {
     "impressions": ("ts_us", "ad_id", "category_id", "surface", "action"),
     "engagements": ("ts_us", "item_id", "category_id", "surface", "action"),
 }
+
+_SPARSE = 8  # ids this many times wider than their number are sorted, denser ones are counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,33 +57,74 @@ class Sequences:
 
 def build_sequences(user_id: np.ndarray, columns: dict[str, np.ndarray]) -> Sequences:
     """Sort events by (user, time); events of one moment keep their given order."""
-    ts = columns["ts_us"]
-    order = np.arange(len(ts))
-    if len(ts) and (ts[1:] < ts[:-1]).any():
-        order = np.argsort(ts, kind="stable")
-    users, codes = np.unique(user_id[order], return_inverse=True)
-    order = order[np.argsort(_narrow(codes, len(users)), kind="stable")]
-    counts = np.bincount(codes, minlength=len(users))
+    users, codes = dense_codes(user_id)
+    order = order_of(codes, len(users), columns["ts_us"])
     return Sequences(
-        users=users.astype(np.int64),
-        offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        users=users,
+        offsets=offsets_of(np.bincount(codes, minlength=len(users))),
         columns={name: column[order] for name, column in columns.items()},
     )
 
 
 def extend_sequences(older: Sequences, newer: Sequences, begin_us: int) -> Sequences:
     """Older events from `begin_us` on followed by newer ones; no newer event may be older."""
-    kept = older.ts_us >= begin_us
-    user_id = np.concatenate([older.user_id[kept], newer.user_id])
-    columns = {n: np.concatenate([c[kept], newer.columns[n]]) for n, c in older.columns.items()}
-    users, codes = np.unique(user_id, return_inverse=True)
-    order = np.argsort(_narrow(codes, len(users)), kind="stable")
-    counts = np.bincount(codes, minlength=len(users))
-    return Sequences(
-        users=users,
-        offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-        columns={n: c[order] for n, c in columns.items()},
-    )
+    kept = np.flatnonzero(older.ts_us >= begin_us)
+    old_counts = np.diff(np.searchsorted(kept, older.offsets))
+    users = np.union1d(older.users[old_counts > 0], newer.users)
+    old_place = np.searchsorted(users, older.users[old_counts > 0])
+    new_place = np.searchsorted(users, newer.users)
+    old, new = np.zeros(len(users), np.int64), np.zeros(len(users), np.int64)
+    old[old_place] = old_counts[old_counts > 0]
+    new[new_place] = np.diff(newer.offsets)
+    offsets = offsets_of(old + new)
+    # each user's older events begin where the user does, the newer ones behind them
+    old_at = np.arange(len(kept)) + np.repeat(offsets[:-1] - offsets_of(old)[:-1], old)
+    new_at = np.arange(new.sum()) + np.repeat(offsets[:-1] + old - offsets_of(new)[:-1], new)
+    all_kept = len(kept) == len(older.ts_us)
+    columns = {}
+    for name, column in older.columns.items():
+        merged = np.empty(len(old_at) + len(new_at), dtype=column.dtype)
+        merged[old_at] = column if all_kept else column[kept]
+        merged[new_at] = newer.columns[name]
+        columns[name] = merged
+    return Sequences(users=users.astype(np.int64), offsets=offsets, columns=columns)
+
+
+def dense_codes(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Distinct ids, ascending, and for each id its place among them; int64."""
+    if not len(ids):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    least, most = int(ids.min()), int(ids.max())
+    if most - least > _SPARSE * len(ids):
+        users, codes = np.unique(ids, return_inverse=True)
+        return users.astype(np.int64), codes.astype(np.int64)
+    there = np.zeros(most - least + 1, dtype=bool)
+    there[ids - least] = True
+    code = np.cumsum(there) - 1
+    return np.flatnonzero(there) + least, code[ids - least]
+
+
+def order_of(codes: np.ndarray, num_codes: int, ts_us: np.ndarray) -> np.ndarray:
+    """The stable order by (code, time): times by merging runs, then codes by radix."""
+    order = None
+    if (ts_us[1:] < ts_us[:-1]).any():
+        order = np.argsort(ts_us, kind="stable")
+        codes = codes[order]
+    by_code = _radix(codes, num_codes)
+    return by_code if order is None else order[by_code]
+
+
+def offsets_of(counts: np.ndarray) -> np.ndarray:
+    """Where each group begins, and at the end their sum; int64, one more than `counts`."""
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+def _radix(codes: np.ndarray, num_codes: int) -> np.ndarray:
+    """Stable order of codes; numpy sorts 16 bits by radix, so that wider ones take two rounds."""
+    order = np.argsort((codes & 0xFFFF).astype(np.uint16), kind="stable")
+    if num_codes > 2**16:
+        order = order[np.argsort((codes[order] >> 16).astype(np.uint16), kind="stable")]
+    return order
 
 
 def write_sequences(folder: Path, sequences: Sequences) -> None:
@@ -108,86 +151,3 @@ def read_sequences(folder: Path, source: str) -> Sequences:
         offsets=load("offsets"),
         columns={name: load(name) for name in SOURCE_COLUMNS[source]},
     )
-
-
-class Search:
-    """Finds how many events of a group happened before a moment, for many queries at once.
-
-    Events are given sorted by (group, time), groups as ascending dense codes.
-    """
-
-    def __init__(self, codes: np.ndarray, ts: np.ndarray) -> None:
-        # an event's rank is how many events lie before it in time, whatever their group
-        self.times = np.sort(ts)
-        ranks = np.searchsorted(self.times, ts)
-        self.span = len(self.times) + 1
-        self.keys = codes.astype(np.int64) * self.span + ranks
-
-    def position(self, code: np.ndarray, before: np.ndarray) -> np.ndarray:
-        """Place in the events after the last one of group `code` with time < `before`."""
-        query = code.astype(np.int64) * self.span + np.searchsorted(self.times, before)
-        # searching in ascending order keeps the walk through the keys in cache
-        order = np.argsort(query)
-        found = np.empty(len(query), dtype=np.int64)
-        found[order] = np.searchsorted(self.keys, query[order])
-        return found
-
-
-class History:
-    """Which events of one type each (user, moment) sees."""
-
-    def __init__(self, sequences: Sequences, delay_us: int) -> None:
-        self.sequences, self.delay_us = sequences, delay_us
-        self.search = Search(sequences.codes, sequences.ts_us)
-
-    def visible(self, user_id: np.ndarray, ts_us: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Start and end of every query's visible events; 0, 0 for an unknown user."""
-        code, known = find(self.sequences.users, user_id)
-        start = self.sequences.offsets[code] * known
-        end = self.search.position(code, ts_us - self.delay_us) * known
-        return start.astype(np.int64), np.maximum(start, end)
-
-
-class Matches:
-    """How many visible events of a user share a key with the query."""
-
-    def __init__(self, sequences: Sequences, key: str, delay_us: int) -> None:
-        self.users, self.delay_us = sequences.users, delay_us
-        self.keys, key_codes = np.unique(sequences.columns[key], return_inverse=True)
-        pairs = sequences.codes * max(len(self.keys), 1) + key_codes
-        self.pairs, codes = np.unique(pairs, return_inverse=True)
-        order = np.argsort(_narrow(codes, len(self.pairs)), kind="stable")
-        self.search = Search(codes[order], sequences.ts_us[order])
-        counts = np.bincount(codes, minlength=len(self.pairs))
-        self.begin = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        acted = (sequences.columns["action"][order] == 1).astype(np.int64)
-        self.acted = np.concatenate([[0], np.cumsum(acted)])
-
-    def counts(
-        self, user_id: np.ndarray, key: np.ndarray, ts_us: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Visible events with the same key, and those among them with action 1; float32."""
-        user, user_known = find(self.users, user_id)
-        place, key_known = find(self.keys, key)
-        code, pair_known = find(self.pairs, user * max(len(self.keys), 1) + place)
-        known = user_known & key_known & pair_known
-        begin = self.begin[code]
-        end = np.maximum(begin, self.search.position(code, ts_us - self.delay_us))
-        seen = (end - begin) * known
-        acted = (self.acted[end] - self.acted[begin]) * known
-        return seen.astype(np.float32), acted.astype(np.float32)
-
-
-def find(ascending: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Places of values in an ascending array, and whether they are in it (else place 0)."""
-    if not len(ascending):
-        return np.zeros(len(wanted), dtype=np.int64), np.zeros(len(wanted), dtype=bool)
-    place = np.searchsorted(ascending, wanted)
-    place = np.where(place < len(ascending), place, 0)
-    known = ascending[place] == wanted
-    return np.where(known, place, 0), known
-
-
-def _narrow(codes: np.ndarray, count: int) -> np.ndarray:
-    """Codes in the smallest unsigned type: stable sorts of 16 bits are radix sorts."""
-    return codes.astype(np.uint16 if count <= 2**16 else np.uint32)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -29,14 +29,13 @@ from pipeline.mixing.frames import write_frame
 from pipeline.mixing.labels import ingested
 from pipeline.mixing.sequences import (
     SOURCE_COLUMNS,
-    History,
-    Matches,
     Sequences,
     build_sequences,
     extend_sequences,
     read_sequences,
     write_sequences,
 )
+from pipeline.mixing.visibility import History, Matches, Moments
 from pipeline.run.codec import digest
 from pipeline.run.config import RunConfig
 from pipeline.run.errors import ConfigError, DataError
@@ -56,8 +55,7 @@ def timelines(run: Run, unit: str) -> Manifest:
     timeline), and the match counts (float32, raw).
     """
     buckets = group_buckets(run.config, unit)
-    parts = _retained(run)
-    made = {b: _publish_timeline(run, parts, b) for b in buckets}
+    made = publish_timelines(run, buckets)
     inputs = {f"timeline/{b}": m.fingerprint for b, m in made.items()} | ingested(run)
 
     def build(temporary: Path) -> Outcome:
@@ -78,6 +76,12 @@ def timelines(run: Run, unit: str) -> Manifest:
         settings=[run.config.features.events, run.config.features.matches],
         build=build,
     )
+
+
+def publish_timelines(run: Run, buckets: Iterable[int]) -> dict[int, Manifest]:
+    """Publish the lake's timelines of some buckets on the run's day; manifests by bucket."""
+    parts = _retained(run)
+    return {b: _publish_timeline(run, parts, b) for b in buckets}
 
 
 def group_buckets(config: RunConfig, unit: str) -> list[int]:
@@ -108,10 +112,10 @@ def hist_rows(run: Run, shown: list[Partition], bucket: int) -> pl.DataFrame:
     keys = sorted({m.key for m in matches})
     rows = read_bucket(shown, bucket, ["user_id", "ts", *keys])
     user_id, ts_us = rows["user_id"].to_numpy(), rows["ts"].dt.epoch("us").to_numpy()
-    reader = TimelineReader(run, bucket)
+    reader, moments = TimelineReader(run, bucket), Moments(user_id, ts_us)
     columns = [pl.Series("g", np.arange(len(rows)), dtype=pl.Int64)]
     for event in run.config.features.events:
-        start, end = reader.visible(event.name, user_id, ts_us)
+        start, end = reader.visible_at(event.name, moments)
         columns += [pl.Series(f"start_{event.name}", start), pl.Series(f"end_{event.name}", end)]
     for match in matches:
         counts = reader.match_counts(match, user_id, rows[match.key].to_numpy(), ts_us)
@@ -143,10 +147,14 @@ class TimelineReader:
         self, event: str, user_id: np.ndarray, ts_us: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Positions [start, end) in `sequences(event)` that each (user, moment) sees, int64."""
+        return self.visible_at(event, Moments(user_id, ts_us))
+
+    def visible_at(self, event: str, moments: Moments) -> tuple[np.ndarray, np.ndarray]:
+        """As `visible`, for moments that several event types are asked about."""
         if event not in self._histories:
             delay = self.events[event].availability_delay_s * SECOND_US
             self._histories[event] = History(self.sequences(event), delay)
-        return self._histories[event].visible(user_id, ts_us)
+        return self._histories[event].visible(moments)
 
     def match_counts(
         self, match: MatchCount, user_id: np.ndarray, key: np.ndarray, ts_us: np.ndarray

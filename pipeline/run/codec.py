@@ -7,6 +7,7 @@ import hashlib
 import json
 import types
 import typing
+from functools import cache
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from model.config import require
@@ -68,10 +69,15 @@ def _build(kind: Any, data: Any, path: str) -> Any:
     return data
 
 
+@cache  # every manifest is read through here
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
 def _build_dataclass(kind: Any, data: Any, path: str) -> Any:
     require(isinstance(data, dict), path or "config", "an object", data, "use {...}")
     prefix = f"{path}." if path else ""
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     unknown = sorted(set(data) - set(hints))
     require(
         not unknown,

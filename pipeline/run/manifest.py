@@ -103,7 +103,11 @@ def produce(
         temporary = target.parent / f".{target.name}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
-        outcome = build(temporary)
+        try:
+            outcome = build(temporary)
+        except OSError:  # a disk that is full stays full while half an output lies on it
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
         files = tuple(_entry(temporary, p) for p in sorted(temporary.rglob("*")) if p.is_file())
         manifest = Manifest(
             stage=stage,

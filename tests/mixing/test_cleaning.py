@@ -5,7 +5,7 @@ import datetime as dt
 import polars as pl
 import pytest
 
-from pipeline.mixing.cleaning import Cleaned, Rules, clean, rules_of
+from pipeline.mixing.cleaning import Cleaned, Cleaner, Rules, repeated_ids, rules_of
 from pipeline.run.errors import ContractError
 from pipeline.run.presets import preset
 
@@ -48,7 +48,15 @@ def with_value(column: str, value: object) -> pl.DataFrame:
 
 
 def cleaned(frame: pl.DataFrame) -> Cleaned:
-    return clean(rules(), frame, DAY)
+    return cleaner(frame).part(frame)
+
+
+def cleaner(frame: pl.DataFrame) -> Cleaner:
+    return Cleaner(rules(), DAY, frame.columns, repeated_ids([frame]))
+
+
+def reasons(result: Cleaned) -> dict[str, int]:
+    return dict(result.rejected["reason"].value_counts().iter_rows())
 
 
 def test_good_rows_pass_in_canonical_types() -> None:
@@ -112,25 +120,33 @@ def test_the_first_valid_copy_of_an_impression_survives() -> None:
     result = cleaned(frame)
     # row 1 is invalid at first, so that its later copy lives
     assert result.frame["impression_id"].to_list() == [0, 2, 1]
-    assert result.duplicates == 3
-    assert result.reasons == {"impression_id is a duplicate": 3, "click is not 0 or 1": 1}
+    assert result.rejected["duplicate"].sum() == 3
+    assert reasons(result) == {"impression_id is a duplicate": 3, "click is not 0 or 1": 1}
 
 
 def test_duplicates_are_found_across_surfaces() -> None:
     frame = pl.concat(
         [good(1), good(1).with_columns(pl.lit("reels").alias("surface")), good(2)[1:]]
     )
-    feed = clean(rules(), frame, DAY, "feed")
-    reels = clean(rules(), frame, DAY, "reels")
-    assert feed.frame["impression_id"].to_list() == [0, 1]
-    assert len(reels.frame) == 0
-    assert reels.duplicates == 1
+    result = cleaned(frame)
+    assert result.frame["impression_id"].to_list() == [0, 1]
+    assert result.frame["surface"].to_list() == ["feed", "feed"]
+    assert result.rejected["surface"].to_list() == ["reels"]
+    assert result.rejected["duplicate"].to_list() == [True]
+    assert result.came.tolist()[-1] == 0
+    assert result.came.sum() == 3
+
+
+def test_copies_in_later_parts_are_found() -> None:
+    parts = [with_value("click", 3), good(3), good(1)]
+    mine = cleaner(pl.concat(parts))
+    assert [mine.part(p).frame["impression_id"].to_list() for p in parts] == [[0, 2], [1], []]
 
 
 def test_optional_columns_have_stand_ins_and_others_are_required() -> None:
     result = cleaned(good(2).drop("campaign_id", "position"))
     assert result.frame["campaign_id"].to_list() == [0, 0]
-    assert result.defaulted == ("campaign_id", "position")
+    assert cleaner(good(2).drop("campaign_id", "position")).defaulted == ("campaign_id", "position")
     with pytest.raises(ContractError, match="user_cluster"):
         cleaned(good(2).drop("user_cluster"))
 
@@ -138,4 +154,4 @@ def test_optional_columns_have_stand_ins_and_others_are_required() -> None:
 def test_a_row_with_several_problems_is_counted_once() -> None:
     frame = with_value("click", 9).with_columns(pl.Series("user_id", [7, None, 7]))
     result = cleaned(frame)
-    assert result.reasons == {"user_id is null": 1}
+    assert reasons(result) == {"user_id is null": 1}

@@ -8,14 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.mixing.sequences import (
-    History,
-    Matches,
     Sequences,
     build_sequences,
     extend_sequences,
     read_sequences,
     write_sequences,
 )
+from pipeline.mixing.visibility import History, Matches, Moments
 
 FAR = 2**62  # times near the limit: composite keys must not overflow
 EVENT = st.tuples(
@@ -50,7 +49,7 @@ def test_visible_events_are_exactly_those_before_the_moment(
 ) -> None:
     sequences = sequences_of(events)
     user, ts = np.array(queries, dtype=np.int64).T
-    start, end = History(sequences, delay).visible(user, ts)
+    start, end = History(sequences, delay).visible(Moments(user, ts))
     key = np.arange(len(queries)) % 3
     seen, acted = Matches(sequences, "ad_id", delay).counts(user, key, ts)
     for i, (who, when) in enumerate(queries):

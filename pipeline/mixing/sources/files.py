@@ -155,6 +155,26 @@ def read_table(run: Run, table: str, day: str) -> TableRead | None:
     )
 
 
+def canonical_columns(run: Run, table: str) -> list[str]:
+    """Columns that a table is read for: its canonical ones, and the features of impressions."""
+    return _wanted(run, table)
+
+
+def file_columns(mapping: TableMapping, path: Path) -> dict[str, str]:
+    """The file's own columns and their types, Hive folders included; raises one of `BROKEN`."""
+    return {n: str(t) for n, t in _raw(mapping, path).collect_schema().items()}
+
+
+def scan_file(mapping: TableMapping, path: Path, wanted: list[str], day: str) -> pl.LazyFrame:
+    """A day's rows of one file, lazily; a value that an expression cannot take fails the query."""
+    return _mapped(mapping, _raw(mapping, path), wanted, day)
+
+
+def read_file(mapping: TableMapping, path: Path, wanted: list[str], day: str) -> pl.DataFrame:
+    """A day's rows of one file, with null where an expression fails; raises one of `BROKEN`."""
+    return _read_file(mapping, path, wanted, day)
+
+
 def _read_file(mapping: TableMapping, path: Path, wanted: list[str], day: str) -> pl.DataFrame:
     raw = _raw(mapping, path)
     try:

@@ -1,0 +1,126 @@
+"""What was visible when: positions in event sequences, and counts of events that share a key.
+
+An event is visible to a moment `t` when `event.ts + delay < t`. All answers are positions found by
+one search of ascending keys in ascending keys: no loop over users.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pipeline.mixing.sequences import Sequences, dense_codes, offsets_of, order_of
+
+_KEY_LIMIT = 2**62
+
+
+class Moments:
+    """(User, moment) questions, sorted by (user, time) once for however many event types."""
+
+    def __init__(self, user_id: np.ndarray, ts_us: np.ndarray) -> None:
+        self.users, codes = dense_codes(user_id)
+        self.order = order_of(codes, len(self.users), ts_us)
+        self.counts = np.bincount(codes, minlength=len(self.users))
+        self.ts_us = ts_us[self.order]
+
+    def restored(self, found: np.ndarray) -> np.ndarray:
+        """Answers in sorted order as answers in the order of the questions."""
+        answers = np.empty_like(found)
+        answers[self.order] = found
+        return answers
+
+
+class Search:
+    """Finds how many events of a group happened before a moment, for many questions at once.
+
+    Events are given sorted by (group, time), groups as ascending dense codes.
+    """
+
+    def __init__(self, codes: np.ndarray, ts: np.ndarray) -> None:
+        self.first = int(ts.min()) if len(ts) else 0
+        self.span = (int(ts.max()) - self.first if len(ts) else 0) + 2
+        self.times: np.ndarray | None = None
+        if self.span * (int(codes[-1]) + 1 if len(codes) else 1) >= _KEY_LIMIT:
+            # a key of group and time would overflow: times become their rank
+            self.times = np.sort(ts)
+            self.span = len(ts) + 1
+        self.keys = codes.astype(np.int64) * self.span + self._since(ts)
+
+    def position(self, code: np.ndarray, before: np.ndarray) -> np.ndarray:
+        """Place in the events after the last one of group `code` with time < `before`.
+
+        Fast when the questions come in (group, time) order.
+        """
+        asked = code.astype(np.int64) * self.span + self._since(before)
+        if (asked[1:] >= asked[:-1]).all():
+            return np.searchsorted(self.keys, asked)
+        order = np.argsort(asked)  # searching in ascending order keeps to the cache
+        found = np.empty(len(asked), dtype=np.int64)
+        found[order] = np.searchsorted(self.keys, asked[order])
+        return found
+
+    def _since(self, ts: np.ndarray) -> np.ndarray:
+        """Time since the first event within [0, span), or its rank."""
+        if self.times is not None:
+            return np.searchsorted(self.times, ts)
+        return np.clip(ts, self.first, self.first + self.span - 1) - self.first
+
+
+class History:
+    """Which events of one type each (user, moment) sees."""
+
+    def __init__(self, sequences: Sequences, delay_us: int) -> None:
+        self.sequences, self.delay_us = sequences, delay_us
+        self.search = Search(sequences.codes, sequences.ts_us)
+
+    def visible(self, moments: Moments) -> tuple[np.ndarray, np.ndarray]:
+        """Start and end of every question's visible events; 0, 0 for an unknown user."""
+        place, known = find(self.sequences.users, moments.users)
+        start = np.repeat(self.sequences.offsets[place] * known, moments.counts)
+        # an unknown user takes the place of the next one, so that the codes ascend
+        next_user = np.searchsorted(self.sequences.users, moments.users)
+        code = np.repeat(next_user, moments.counts)
+        end = self.search.position(code, moments.ts_us - self.delay_us)
+        end = np.where(np.repeat(known, moments.counts), np.maximum(start, end), 0)
+        return moments.restored(start), moments.restored(end)
+
+
+class Matches:
+    """How many visible events of a user share a key with the query."""
+
+    def __init__(self, sequences: Sequences, key: str, delay_us: int) -> None:
+        self.users, self.delay_us = sequences.users, delay_us
+        self.keys, key_codes = dense_codes(sequences.columns[key])
+        pairs = sequences.codes * max(len(self.keys), 1) + key_codes
+        self.pairs, codes = np.unique(pairs, return_inverse=True)
+        order = order_of(
+            codes, len(self.pairs), np.zeros(0, np.int64)
+        )  # events are by time already
+        counts = np.bincount(codes, minlength=len(self.pairs))
+        self.search = Search(codes[order], sequences.ts_us[order])
+        self.begin = offsets_of(counts)
+        acted = (sequences.columns["action"][order] == 1).astype(np.int64)
+        self.acted = offsets_of(acted)
+
+    def counts(
+        self, user_id: np.ndarray, key: np.ndarray, ts_us: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Visible events with the same key, and those among them with action 1; float32."""
+        user, user_known = find(self.users, user_id)
+        place, key_known = find(self.keys, key)
+        code, pair_known = find(self.pairs, user * max(len(self.keys), 1) + place)
+        known = user_known & key_known & pair_known
+        begin = self.begin[code]
+        end = np.maximum(begin, self.search.position(code, ts_us - self.delay_us))
+        seen = (end - begin) * known
+        acted = (self.acted[end] - self.acted[begin]) * known
+        return seen.astype(np.float32), acted.astype(np.float32)
+
+
+def find(ascending: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Places of values in an ascending array, and whether they are in it (else place 0)."""
+    if not len(ascending):
+        return np.zeros(len(wanted), dtype=np.int64), np.zeros(len(wanted), dtype=bool)
+    place = np.searchsorted(ascending, wanted)
+    place = np.where(place < len(ascending), place, 0)
+    known = ascending[place] == wanted
+    return np.where(known, place, 0), known
