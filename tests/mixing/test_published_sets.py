@@ -250,6 +250,8 @@ def test_what_was_landed_is_used_again_wherever_the_files_lie(tmp_path: Path) ->
     first = land(run)
     part = next(iter(sorted(run.landing("set", "impressions").rglob("*.parquet"))))
     written = part.stat().st_mtime_ns
+    other = toy_run(tmp_path / "other", run.config)
+    assert land_published(other).fingerprint == land_published(run).fingerprint
     moved = tmp_path / "elsewhere"
     (tmp_path / "files").rename(moved)
     for files in (str(moved), ""):
