@@ -12,6 +12,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.mixing.prefetch import prefetched
 from pipeline.run.planted import PlantedConfig
 
 F32 = NDArray[np.float32]
@@ -175,13 +176,16 @@ def _interest(
     base = base.reshape(world.users, parts, LATENT_WIDTH).transpose(1, 0, 2)
     state = np.zeros((parts, world.users, LATENT_WIDTH), dtype=np.float32)
     yesterday = np.zeros_like(state[0])
-    for k in range(MEMORY_DAYS - 1, -1, -1):
+
+    def noise_of(k: int) -> F32:
+        # the shared part is drawn first: it is the same whatever the number of surfaces
+        rng = stream(world.seed, Draw.INTEREST_STEP, max(day - k, 0))
+        return rng.standard_normal(state.shape, dtype=np.float32)
+
+    back = range(MEMORY_DAYS - 1, -1, -1)
+    for k, noise in zip(back, prefetched(noise_of, back, ahead=2), strict=True):
         if k == 0:
             yesterday = state[0] + _decay(age - 1) * base[0]
-        # the shared part is drawn first: it is the same whatever the number of surfaces
-        noise = stream(world.seed, Draw.INTEREST_STEP, max(day - k, 0)).standard_normal(
-            state.shape, dtype=np.float32
-        )
         noise *= np.where(k < age, (1 - DRIFT**2) ** 0.5, 0.0).astype(np.float32)[:, None]
         state *= np.float32(DRIFT)
         state += noise
