@@ -305,11 +305,11 @@ def _at_rate(
     """Probabilities sigmoid(logit + b), with b such that their weighted mean is `rate`."""
     if not len(logit):
         return logit
-    low = _bisected(logit, rate, weight)
+    low = bisected(logit, rate, weight)
     return 1.0 / (1.0 + np.exp(-logit - low))
 
 
-def _bisected(logit: NDArray[np.float64], rate: float, weight: NDArray[np.float64]) -> float:
+def bisected(logit: NDArray[np.float64], rate: float, weight: NDArray[np.float64]) -> float:
     """The lower end of [-30, 30] halved 40 times around the shift that gives the mean `rate`.
 
     Newton's method finds that shift in a few passes over the data. Where it is sure of a half,

@@ -119,14 +119,13 @@ def users_of(world: PlantedConfig, day: int, num_surfaces: int) -> Users:
     generation, age = generation_of(slots, day, stream(world.seed, Draw.USER_LIFE))
     today, yesterday = _interest(world, day, generation, age, num_surfaces)
     personal = _occupants(world, Draw.USER, generation, 3)
-    activity = np.exp(world.activity_sd * personal[:, 0])
     noise = stream(world.seed, Draw.USER_FEATURES, day).standard_normal(
         (slots, 2 * LATENT_WIDTH + 1), dtype=np.float32
     )
     shared, own = today[0], today[1:]
     return Users(
         id_U=1 + np.arange(slots, dtype=np.int64) + generation * slots,
-        activity_U=(activity / activity.mean()).astype(np.float32),
+        activity_U=_activity(world, personal[:, 0]),
         bias_U=np.float32(USER_BIAS_SD) * personal[:, 1],
         purchase_U=personal[:, 2],
         interest_SUD=np.float32(SHARED**0.5) * shared + np.float32((1 - SHARED) ** 0.5) * own,
@@ -135,6 +134,12 @@ def users_of(world: PlantedConfig, day: int, num_surfaces: int) -> Users:
         seen_interest_UD=yesterday + np.float32(INTEREST_NOISE) * noise[:, :LATENT_WIDTH],
         seen_purchase_U=personal[:, 2] + np.float32(PURCHASE_NOISE) * noise[:, -1],
     )
+
+
+def activity_of(world: PlantedConfig, day: int) -> F32:
+    """How active every user of a day is, mean 1: `users_of(...).activity_U` alone."""
+    generation, _ = generation_of(world.users, day, stream(world.seed, Draw.USER_LIFE))
+    return _activity(world, _occupants(world, Draw.USER, generation, 1)[:, 0])
 
 
 def ads_of(world: PlantedConfig, day: int) -> Ads:
@@ -190,6 +195,11 @@ def _interest(
         state *= np.float32(DRIFT)
         state += noise
     return state + _decay(age) * base, yesterday
+
+
+def _activity(world: PlantedConfig, normal_U: F32) -> F32:
+    activity = np.exp(world.activity_sd * normal_U)
+    return (activity / activity.mean()).astype(np.float32)
 
 
 def _decay(age: I64) -> F32:
