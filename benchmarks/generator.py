@@ -1,7 +1,7 @@
 """How fast planted days are made on two cores, and in how much memory.
 
 `python -m benchmarks generator [--quick]`: consecutive days at the size `base` (1M impressions a
-day, 100,000 users; --quick: 400,000 and 40,000), as the stage `land` makes them, in a process of
+day, 100,000 users; --quick: 200,000 and 20,000), as the stage `land` makes them, in a process of
 its own. `per_minute` counts what was written over all of its wall time: start-up and the two days
 that are played before the first one (their late conversions) included. `day_per_minute` is of the
 days after the first, as a daily run makes them; `growth_gb` is what a day of twice the size adds.
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks generator")
     parser.add_argument("--quick", action="store_true", help="smaller days, within a minute")
     quick = parser.parse_args(argv).quick
-    rows, users, days = (400_000, 40_000, 3) if quick else (1_000_000, 100_000, 4)
+    rows, users, days = (200_000, 20_000, 2) if quick else (1_000_000, 100_000, 4)
 
     def make(workers: int, times: int = 1, days: int = days) -> Cost:
         sizes = {"rows": times * rows, "users": times * users}

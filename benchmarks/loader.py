@@ -1,6 +1,6 @@
 """The loader against a row-wise torch DataLoader, and how long pretraining waits for data.
 
-`python -m benchmarks loader [--quick]` plants a day (`small`; --quick: an eighth of the users and
+`python -m benchmarks loader [--quick]` plants a day (`small`; --quick: a quarter of the users and
 impressions), runs it up to the mix, checks that both make the same batches, and times both over the
 same rows, taking turns in one process, on one core, without start-up. `data_wait_frac` is what the
 real stage `pretrain` reports of its first steps, with its model, its threads and its batch size.
@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,11 +24,10 @@ from benchmarks._measure import BenchmarkError, Bound, child, report
 from benchmarks._rowwise import row_batches
 from model.batch import Batch, EventBatch
 from pipeline.mixing.loader import Loader
-from pipeline.run.launch import pipeline_command
-from pipeline.run.paths import REPOSITORY, open_run
+from pipeline.run.paths import open_run
 from pipeline.run.runs import units_of
 
-STAGES = ("land", "ingest", "labels", "timelines", "mix")
+DAY = "2026-11-29"
 TARGETS: dict[str, Bound] = {"vs_rowwise": (">=", 20.0), "data_wait_frac": ("<=", 0.05)}
 _TENSORS = tuple(f.name for f in fields(Batch) if f.name != "events")
 _EVENT_TENSORS = tuple(f.name for f in fields(EventBatch))
@@ -43,10 +40,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="less data, within a minute")
     quick = parser.parse_args(argv).quick
     with tempfile.TemporaryDirectory(prefix="headwater-bench-") as home:
-        folder = _planted(home, quick)
-        rates = child("benchmarks.loader:race", folder=str(folder), repeats=3 if quick else 5)
+        folder = child("benchmarks.loader:plant", home=home, quick=quick).value
+        rates = child("benchmarks.loader:race", folder=folder, repeats=3 if quick else 5)
         steps = 20 if quick else 100
-        waits = child("benchmarks.loader:train", threads=2, folder=str(folder), steps=steps)
+        waits = child("benchmarks.loader:train", threads=2, folder=folder, steps=steps)
     figures = {**rates.value, **waits.value}
     for name, value in figures.items():
         print(f"{name:24} {value:12.4g}")
@@ -95,30 +92,26 @@ def train(folder: str, steps: int) -> dict[str, float]:
     }
 
 
-def _planted(home: str, quick: bool) -> Path:
-    """A planted run up to the mix."""
-    environment = os.environ | {"HEADWATER_HOME": home, "PYTHONPATH": str(REPOSITORY)}
+def plant(home: str, quick: bool) -> str:
+    """Make a planted run up to the mix in `home`; its folder."""
+    from pipeline.mixing.ingest import ingest
+    from pipeline.mixing.labels import labels
+    from pipeline.mixing.land import land
+    from pipeline.mixing.mix import mix
+    from pipeline.mixing.timeline import timelines
+    from pipeline.run.config import with_overrides
+    from pipeline.run.presets import preset
+    from pipeline.run.resolve import resolve
 
-    def stage(*arguments: str) -> str:
-        done = subprocess.run(
-            pipeline_command(*arguments),
-            env=environment,
-            check=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        return done.stdout
-
-    sizes = {"source.planted.rows_per_day": 8_000, "source.planted.users": 1_000}
-    changes = ["--overrides", json.dumps(sizes)] if quick else []
-    printed = stage("resolve", "--day", "2026-11-29", "--size", "small", *changes)
-    folder = Path(printed.splitlines()[-1])
+    sizes = {"source.planted.rows_per_day": 10_000, "source.planted.users": 1_250}
+    config = with_overrides(preset(DAY, "small"), sizes if quick else {})
+    folder = resolve(config, Path(home))
     run = open_run(folder)
-    for name in STAGES:
+    stages = {"land": land, "ingest": ingest, "labels": labels, "timelines": timelines, "mix": mix}
+    for name, stage in stages.items():
         for unit in units_of(run, name):
-            stage(name, "--run", str(folder), *(["--unit", unit] if unit else []))
-    return folder
+            stage(run, unit)
+    return str(folder)
 
 
 def _rate(batches: Iterable[Batch]) -> float:

@@ -62,7 +62,7 @@ def _load(axes: Axes, day: Delivery, number: int) -> None:
         counts, edges = np.histogram(hour[day.requests.surface_R == index], np.arange(25))
         axes.stairs(counts, edges, label=name)
     axes.set(title="Load by the clock", xlabel="hour (UTC)", ylabel="requests")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper left")
 
 
 def _histories(axes: Axes, world: PlantedConfig, number: int) -> None:
@@ -74,7 +74,7 @@ def _histories(axes: Axes, world: PlantedConfig, number: int) -> None:
     axes.axvline(16_384, color="grey", linewidth=0.8, linestyle=":")
     title = f"Expected history length, {DAYS_OF_HISTORY} days"
     axes.set(title=title, xlabel="events (dotted: 16,384)", ylabel="part of users with more")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="lower left")
 
 
 def _popularity(axes: Axes, day: Delivery) -> None:
@@ -89,7 +89,7 @@ def _click_odds(axes: Axes, day: Delivery) -> None:
         odds = np.log10(day.p_click_I[surface == index])
         axes.hist(odds, bins=60, density=True, histtype="step", label=name)
     axes.set(title="True click probability", xlabel="log10 p", ylabel="density")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper left")
 
 
 def _by_position(axes: Axes, day: Delivery) -> None:
@@ -106,9 +106,8 @@ def _by_exposure(axes: Axes, day: Delivery) -> None:
     earlier[order] = np.arange(len(key)) - np.repeat(begin, count)
     # liking brings an ad back: only the first and later looks at one pair compare like with like
     again = np.isin(key, key[earlier >= 3])
-    looks = np.minimum(earlier, 6)
     ratio = [
-        day.p_click_I[again & (looks == n)].mean() / day.p_click_I[again & (looks == 0)].mean()
+        day.p_click_I[again & (earlier == n)].mean() / day.p_click_I[again & (earlier == 0)].mean()
         for n in range(4)
     ]
     axes.plot(range(4), ratio, marker="o")
@@ -123,14 +122,18 @@ def _truth_and_clicks(axes: Axes, day: Delivery, group: np.ndarray, last: int) -
     truth = np.bincount(group, weights=day.p_click_I, minlength=last + 1) / rows
     axes.bar(values, clicks, color="lightgrey", label="clicks")
     axes.plot(values, truth, marker="o", label="truth")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper right")
 
 
 def _delays(axes: Axes, day: Delivery) -> None:
     hours = np.sort(day.delay_I / HOUR_US)
     axes.semilogx(hours, np.arange(1, len(hours) + 1) / len(hours))
     axes.axvline(24, color="grey", linewidth=0.8, linestyle=":")
-    axes.set(title="Delay of a conversion", xlabel="hours (dotted: window)", ylabel="part so far")
+    axes.set(
+        title="Delay of a conversion",
+        xlabel="hours (dotted: window; after 48 none comes)",
+        ylabel="part so far",
+    )
     axes.set_xlim(0.02, 200)
 
 
@@ -146,7 +149,7 @@ def _drift(axes: Axes, world: PlantedConfig, number: int) -> None:
     axes.plot(days, found, marker="o", label="interests of those who stay")
     axes.plot(days, DRIFT ** np.array(days), linestyle=":", label=f"{DRIFT}^days")
     axes.set(title="Drift of interest", xlabel="days later", ylabel="correlation")
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper right")
 
 
 def _recurrence(axes: Axes, day: Delivery) -> None:
