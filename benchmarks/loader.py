@@ -9,7 +9,6 @@ real stage `pretrain` reports of its first steps, with its model, its threads an
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile

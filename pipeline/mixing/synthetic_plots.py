@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -23,7 +24,12 @@ from pipeline.run.window import DAY_US, HOUR_US, day_begin_us
 
 DAY = "2026-11-20"
 TO = Path("docs/planted-marginals.png")
-STYLE = {"font.size": 8, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False}
+STYLE: Any = {
+    "font.size": 8,
+    "axes.titlesize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
 DAYS_OF_HISTORY = 30
 
 
