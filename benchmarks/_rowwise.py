@@ -61,7 +61,7 @@ def row_batches(loader: Loader) -> Callable[[Iterable[int]], Iterator[Batch]]:
     rows, size = Rows(loader), loader.batch_size
 
     def batches(indices: Iterable[int]) -> Iterator[Batch]:
-        wanted = [range(i * size, min((i + 1) * size, len(rows))) for i in indices]
+        wanted = [list(range(i * size, min((i + 1) * size, len(rows)))) for i in indices]
         yield from DataLoader(rows, batch_sampler=wanted, collate_fn=collate)
 
     return batches

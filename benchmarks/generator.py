@@ -33,9 +33,14 @@ def main(argv: list[str]) -> int:
     rows, users, days = (200_000, 20_000, 2) if quick else (1_000_000, 100_000, 4)
 
     def make(workers: int, times: int = 1, days: int = days) -> Cost:
-        sizes = {"rows": times * rows, "users": times * users}
-        spec = "benchmarks.generator:make_days"
-        return child(spec, threads=workers, workers=workers, days=days, **sizes)
+        return child(
+            "benchmarks.generator:make_days",
+            threads=workers,
+            rows=times * rows,
+            users=times * users,
+            days=days,
+            workers=workers,
+        )
 
     contestants = {"two threads": lambda: make(2), "one thread": lambda: make(1)}
     found = interleaved(contestants, 1 if quick else 3)
