@@ -20,6 +20,7 @@ from pipeline.mixing.synthetic_day import (
     bisected,
     deliver,
 )
+from pipeline.mixing.synthetic_plots import draw
 from pipeline.mixing.synthetic_tables import engagements
 from pipeline.mixing.synthetic_world import (
     SHARED,
@@ -177,3 +178,10 @@ def test_the_number_of_threads_changes_nothing(tmp_path: Path) -> None:
     assert len(files) == 5
     for file in files:
         assert (tmp_path / "1" / file).read_bytes() == (tmp_path / "3" / file).read_bytes(), file
+
+
+def test_every_marginal_is_drawn() -> None:
+    figure = draw(replace(WORLD, rows_per_day=2_000, users=300, ads=60, categories=6), NUMBER)
+    titles = [axes.get_title() for axes in figure.axes]
+    assert len(titles) == len(set(titles)) == 9
+    assert all(axes.has_data() and axes.get_xlabel() for axes in figure.axes)
