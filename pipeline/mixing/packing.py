@@ -34,13 +34,18 @@ class EventSlice:
 
 
 class EventPack:
-    """Events of one type of several buckets in one matrix of table rows."""
+    """Events of one type of several buckets in one matrix of table rows.
+
+    `gap_E` are the seconds since the event before, whosever it was: the first of a slice has none.
+    """
 
     def __init__(self, event: EventType, features: FeatureSet, parts: Sequence[Sequences]) -> None:
         self.max_len = event.max_len
         buckets = {t.name: t.buckets for t in features.tables}
         self.base = np.concatenate([[0], np.cumsum([len(p.ts_us) for p in parts])]).astype(np.int64)
         self.ts_E = np.concatenate([p.ts_us for p in parts])
+        self.gap_E = np.zeros(len(self.ts_E), dtype=np.float32)
+        self.gap_E[1:] = np.diff(self.ts_E) / SECOND_US
         self.ids_EA = np.empty((len(self.ts_E), len(event.attributes)), dtype=np.int32)
         for a, attribute in enumerate(event.attributes):
             ids = np.concatenate([np.asarray(p.columns[attribute.column]) for p in parts])
@@ -52,15 +57,18 @@ class EventPack:
         """The last `max_len` events of every [begin, end), positions being packed ones."""
         lengths = np.minimum(end_N - begin_N, self.max_len)
         before = np.cumsum(lengths) - lengths
-        total = int(lengths.sum())
-        place = np.repeat(end_N - lengths - before, lengths) + np.arange(total)
-        ts = self.ts_E[place]
-        gap = np.zeros(total, dtype=np.float32)
-        gap[1:] = (ts[1:] - ts[:-1]) / SECOND_US
+        place = np.repeat(end_N - lengths - before, lengths)
+        place += np.arange(len(place))
+        # take is several times faster than indexing, and "clip" spares it a pass: all places exist
+        age = np.repeat(ts_N, lengths)
+        age -= self.ts_E.take(place, mode="clip")
+        gap = self.gap_E.take(place, mode="clip")
         gap[before[lengths > 0]] = 0.0
-        age = ((np.repeat(ts_N, lengths) - ts) / SECOND_US).astype(np.float32)
         return EventSlice(
-            ids_EA=self.ids_EA[place].astype(np.int64), lengths_N=lengths, gap_E=gap, age_E=age
+            ids_EA=self.ids_EA.take(place, axis=0, mode="clip").astype(np.int64),
+            lengths_N=lengths,
+            gap_E=gap,
+            age_E=(age / SECOND_US).astype(np.float32),
         )
 
 

@@ -6,7 +6,8 @@ time order. All times are microseconds since 1970 UTC.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,6 +46,8 @@ DELAY_MEDIAN_US = 2.0 * HOUR_US
 DELAY_SD = 1.5  # of its logarithm
 LONGEST_DELAY_DAYS = 2  # conversions that would take longer never happen
 USERS_PER_BLOCK = 2_000
+REQUESTS_PER_RACE = 1_024  # their draws fit into a processor's cache
+NEWTON_TOLERANCE = 1e-11
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +80,11 @@ class Delivery:
     delay_I: I64  # from impression to conversion, microseconds
 
 
-def deliver(world: PlantedConfig, day: int, num_surfaces: int) -> Delivery:
-    """Play one day (days since 1970) of the planted world."""
+def deliver(world: PlantedConfig, day: int, num_surfaces: int, threads: int = 1) -> Delivery:
+    """Play one day (days since 1970) of the planted world, the same with any number of threads."""
     users, ads = users_of(world, day, num_surfaces), ads_of(world, day)
-    requests = _with_finalists(world, day, users, ads, _arrivals(world, day, users, num_surfaces))
+    arrivals = _arrivals(world, day, users, num_surfaces)
+    requests = _with_finalists(world, day, users, ads, arrivals, threads)
     request_I = np.repeat(np.arange(len(requests.ts_R)), requests.shown_R)
     first_R = np.cumsum(requests.shown_R) - requests.shown_R
     position_I = np.arange(len(request_I)) - first_R[request_I]
@@ -148,14 +152,25 @@ def _arrivals(world: PlantedConfig, day: int, users: Users, num_surfaces: int) -
 
 
 def _with_finalists(
-    world: PlantedConfig, day: int, users: Users, ads: Ads, arrivals: Requests
+    world: PlantedConfig, day: int, users: Users, ads: Ads, arrivals: Requests, threads: int
 ) -> Requests:
-    """Fill in finalists and scores, block of users by block, and put the day in time order."""
-    parts = list(_finalists(world, day, users, ads, arrivals))
-    ads_RF = np.concatenate([p[0] for p in parts])
-    score_RF = np.concatenate([p[1] for p in parts])
+    """Put the day in time order and fill in finalists and scores, block of users by block."""
     order = np.argsort(arrivals.ts_R, kind="stable")
-    ads_RF = ads_RF[order]
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    kept = min(world.finalists, POOL_SLOTS)
+    ads_RF = np.empty((len(order), kept), dtype=np.int32)
+    score_RF = np.empty((len(order), kept), dtype=np.float32)
+
+    def fill(block: int) -> None:
+        first = block * USERS_PER_BLOCK
+        last = min(first + USERS_PER_BLOCK, world.users)
+        rows = slice(*np.searchsorted(arrivals.user_R, (first, last)))
+        found = _finalists(world, day, block, users, ads, arrivals, rows)
+        ads_RF[place[rows]], score_RF[place[rows]] = found
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(fill, range(-(-world.users // USERS_PER_BLOCK))))
     return Requests(
         ts_R=arrivals.ts_R[order],
         user_R=arrivals.user_R[order],
@@ -163,33 +178,53 @@ def _with_finalists(
         context_R=arrivals.context_R[order],
         shown_R=np.minimum(arrivals.shown_R[order], (ads_RF >= 0).sum(axis=1)),
         ads_RF=ads_RF,
-        score_RF=score_RF[order],
+        score_RF=score_RF,
     )
 
 
 def _finalists(
-    world: PlantedConfig, day: int, users: Users, ads: Ads, arrivals: Requests
-) -> Iterator[tuple[NDArray[np.int32], F32]]:
-    for block, first in enumerate(range(0, world.users, USERS_PER_BLOCK)):
-        last = min(first + USERS_PER_BLOCK, world.users)
-        rows = slice(*np.searchsorted(arrivals.user_R, (first, last)))
-        user, surface = arrivals.user_R[rows], arrivals.surface_R[rows]
-        pool_ads, pool_odds = _pools(world, day, block, last - first, ads)
-        rng = stream(world.seed, Draw.FINALISTS, day, block)
-        # exponential races: the k smallest of E / weight are a weighted draw without replacement
-        race = rng.standard_exponential((len(user), POOL_SLOTS), dtype=np.float32)
+    world: PlantedConfig,
+    day: int,
+    block: int,
+    users: Users,
+    ads: Ads,
+    arrivals: Requests,
+    rows: slice,
+) -> tuple[NDArray[np.int32], F32]:
+    """Finalists and scores of the requests `rows`, those of a block of users, best first."""
+    user, surface = arrivals.user_R[rows], arrivals.surface_R[rows]
+    first = block * USERS_PER_BLOCK
+    pool_ads, pool_odds = _pools(world, day, block, min(USERS_PER_BLOCK, world.users - first), ads)
+    rng = stream(world.seed, Draw.FINALISTS, day, block)
+    chosen, there = _raced(rng, pool_odds, user - first, min(world.finalists, POOL_SLOTS))
+    ads_RF = pool_ads[(user - first)[:, None], chosen]
+    noise = -np.log(rng.standard_exponential(ads_RF.shape, dtype=np.float32) + 1e-9)
+    affinity = _affinity(users.interest_SUD[surface, user][:, None], ads.latent_AD, ads_RF)
+    score = np.where(there, np.float32(RANKING_GAIN) * affinity + noise, -np.inf)
+    order = np.argsort(-score, axis=1, kind="stable")
+    ranked = np.take_along_axis(np.where(there, ads_RF, -1), order, axis=1)
+    best_first = np.take_along_axis(score, order, axis=1)
+    return ranked.astype(np.int32), best_first.astype(np.float32)
+
+
+def _raced(
+    rng: np.random.Generator, odds: F32, user_R: I64, kept: int
+) -> tuple[NDArray[np.int16], NDArray[np.bool_]]:
+    """The slots that win each request's race, [R, kept], and whether they hold an ad.
+
+    Exponential races: the k smallest of E / weight are a weighted draw without replacement.
+    """
+    chosen = np.empty((len(user_R), kept), dtype=np.int16)
+    there = np.empty(chosen.shape, dtype=np.bool_)
+    for begin in range(0, len(user_R), REQUESTS_PER_RACE):
+        part = slice(begin, begin + REQUESTS_PER_RACE)
+        race = rng.standard_exponential((len(user_R[part]), POOL_SLOTS), dtype=np.float32)
         race += np.float32(1e-9)  # never 0, which times an absent slot's inf is no number
-        race *= pool_odds[user - first]
-        kept = min(world.finalists, POOL_SLOTS)
-        chosen = np.argpartition(race, kept - 1, axis=1)[:, :kept]
-        there = np.isfinite(np.take_along_axis(race, chosen, axis=1))
-        ads_RF = pool_ads[(user - first)[:, None], chosen]
-        noise = -np.log(rng.standard_exponential(ads_RF.shape, dtype=np.float32) + 1e-9)
-        affinity = _affinity(users.interest_SUD[surface, user][:, None], ads.latent_AD, ads_RF)
-        score = np.where(there, np.float32(RANKING_GAIN) * affinity + noise, -np.inf)
-        order = np.argsort(-score, axis=1, kind="stable")
-        ranked = np.take_along_axis(np.where(there, ads_RF, -1), order, axis=1)
-        yield ranked.astype(np.int32), np.take_along_axis(score, order, axis=1).astype(np.float32)
+        race *= odds[user_R[part]]
+        winners = np.argpartition(race, kept - 1, axis=1)[:, :kept]
+        chosen[part] = winners
+        there[part] = np.isfinite(np.take_along_axis(race, winners, axis=1))
+    return chosen, there
 
 
 def _pools(
@@ -270,9 +305,42 @@ def _at_rate(
     """Probabilities sigmoid(logit + b), with b such that their weighted mean is `rate`."""
     if not len(logit):
         return logit
+    low = bisected(logit, rate, weight)
+    return 1.0 / (1.0 + np.exp(-logit - low))
+
+
+def bisected(logit: NDArray[np.float64], rate: float, weight: NDArray[np.float64]) -> float:
+    """The lower end of [-30, 30] halved 40 times around the shift that gives the mean `rate`.
+
+    Newton's method finds that shift in a few passes over the data. Where it is sure of a half,
+    no mean is taken: the end is the same as if all were.
+    """
+    minus, p, total = -logit, np.empty_like(logit), weight.sum()
+
+    def mean(shift: float) -> float:
+        np.exp(np.subtract(minus, shift, out=p), out=p)
+        np.add(p, 1.0, out=p)
+        np.divide(1.0, p, out=p)
+        return float(np.multiply(p, weight).sum() / total)
+
+    near = _newton(mean, lambda: float((p * (1.0 - p) * weight).sum() / total), rate)
+    sure = mean(near - NEWTON_TOLERANCE) < rate <= mean(near + NEWTON_TOLERANCE)
     low, high = -30.0, 30.0
     for _ in range(40):
         middle = (low + high) / 2
-        mean = np.average(1.0 / (1.0 + np.exp(-logit - middle)), weights=weight)
-        low, high = (middle, high) if mean < rate else (low, middle)
-    return 1.0 / (1.0 + np.exp(-logit - low))
+        known = sure and abs(middle - near) > 2 * NEWTON_TOLERANCE
+        below = middle < near if known else mean(middle) < rate
+        low, high = (middle, high) if below else (low, middle)
+    return low
+
+
+def _newton(mean: Callable[[float], float], slope: Callable[[], float], rate: float) -> float:
+    """Where `mean` is about `rate`; `slope` is its derivative at the last point asked for."""
+    shift = 0.0
+    for _ in range(12):
+        gap = mean(shift) - rate
+        step = gap / max(slope(), 1e-12)
+        shift = float(np.clip(shift - step, -30.0, 30.0))
+        if abs(step) < NEWTON_TOLERANCE / 100:
+            break
+    return shift

@@ -12,6 +12,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.mixing.prefetch import prefetched
 from pipeline.run.planted import PlantedConfig
 
 F32 = NDArray[np.float32]
@@ -118,14 +119,13 @@ def users_of(world: PlantedConfig, day: int, num_surfaces: int) -> Users:
     generation, age = generation_of(slots, day, stream(world.seed, Draw.USER_LIFE))
     today, yesterday = _interest(world, day, generation, age, num_surfaces)
     personal = _occupants(world, Draw.USER, generation, 3)
-    activity = np.exp(world.activity_sd * personal[:, 0])
     noise = stream(world.seed, Draw.USER_FEATURES, day).standard_normal(
         (slots, 2 * LATENT_WIDTH + 1), dtype=np.float32
     )
     shared, own = today[0], today[1:]
     return Users(
         id_U=1 + np.arange(slots, dtype=np.int64) + generation * slots,
-        activity_U=(activity / activity.mean()).astype(np.float32),
+        activity_U=_activity(world, personal[:, 0]),
         bias_U=np.float32(USER_BIAS_SD) * personal[:, 1],
         purchase_U=personal[:, 2],
         interest_SUD=np.float32(SHARED**0.5) * shared + np.float32((1 - SHARED) ** 0.5) * own,
@@ -134,6 +134,12 @@ def users_of(world: PlantedConfig, day: int, num_surfaces: int) -> Users:
         seen_interest_UD=yesterday + np.float32(INTEREST_NOISE) * noise[:, :LATENT_WIDTH],
         seen_purchase_U=personal[:, 2] + np.float32(PURCHASE_NOISE) * noise[:, -1],
     )
+
+
+def activity_of(world: PlantedConfig, day: int) -> F32:
+    """How active every user of a day is, mean 1: `users_of(...).activity_U` alone."""
+    generation, _ = generation_of(world.users, day, stream(world.seed, Draw.USER_LIFE))
+    return _activity(world, _occupants(world, Draw.USER, generation, 1)[:, 0])
 
 
 def ads_of(world: PlantedConfig, day: int) -> Ads:
@@ -175,17 +181,25 @@ def _interest(
     base = base.reshape(world.users, parts, LATENT_WIDTH).transpose(1, 0, 2)
     state = np.zeros((parts, world.users, LATENT_WIDTH), dtype=np.float32)
     yesterday = np.zeros_like(state[0])
-    for k in range(MEMORY_DAYS - 1, -1, -1):
+
+    def noise_of(k: int) -> F32:
+        # the shared part is drawn first: it is the same whatever the number of surfaces
+        rng = stream(world.seed, Draw.INTEREST_STEP, max(day - k, 0))
+        return rng.standard_normal(state.shape, dtype=np.float32)
+
+    back = range(MEMORY_DAYS - 1, -1, -1)
+    for k, noise in zip(back, prefetched(noise_of, back, ahead=2), strict=True):
         if k == 0:
             yesterday = state[0] + _decay(age - 1) * base[0]
-        # the shared part is drawn first: it is the same whatever the number of surfaces
-        noise = stream(world.seed, Draw.INTEREST_STEP, max(day - k, 0)).standard_normal(
-            state.shape, dtype=np.float32
-        )
         noise *= np.where(k < age, (1 - DRIFT**2) ** 0.5, 0.0).astype(np.float32)[:, None]
         state *= np.float32(DRIFT)
         state += noise
     return state + _decay(age) * base, yesterday
+
+
+def _activity(world: PlantedConfig, normal_U: F32) -> F32:
+    activity = np.exp(world.activity_sd * normal_U)
+    return (activity / activity.mean()).astype(np.float32)
 
 
 def _decay(age: I64) -> F32:

@@ -113,7 +113,10 @@ def planted(size: str) -> SourceSpec:
     scale = {
         "smoke": PlantedConfig(rows_per_day=3_000, users=400, ads=80, categories=8),
         "small": PlantedConfig(),
-        "base": PlantedConfig(rows_per_day=1_000_000, users=100_000, ads=5_000, categories=32),
+        # in 30 days the most active users see more than 16,000 impressions
+        "base": PlantedConfig(
+            rows_per_day=1_000_000, users=100_000, ads=5_000, categories=32, activity_sd=1.2
+        ),
     }[size]
     window = WindowConfig(bootstrap_days=4, student_days=2) if size == "smoke" else WindowConfig()
     return SourceSpec(

@@ -12,6 +12,7 @@ import pytest
 import torch
 from plane_world import FEATURES, OBJECTIVES, SURFACES, landed_run, run_plane, toy_config
 
+from benchmarks._rowwise import row_batches
 from model.batch import Batch
 from pipeline.mixing.canonical import read_bucket, window_impressions
 from pipeline.mixing.hashing import table_row
@@ -289,3 +290,14 @@ def test_wrong_ranks_are_refused(wide: Run) -> None:
         Loader(wide, batch_size=64, rank=2, world_size=2)
     with pytest.raises(ConfigError, match="world_size must be at least 1"):
         Loader(wide, batch_size=64, world_size=0)
+
+
+def test_the_benchmarks_row_wise_loader_makes_the_same_batches(run: Run) -> None:
+    loader = Loader(run, batch_size=50)
+    theirs = row_batches(loader)(range(loader.num_batches))
+    for ours, rowwise in zip(loader.batches(), theirs, strict=True):
+        for name in ("ids_BF", "dense_BC", "surface_B", "labels_BK", "mask_BK", "row_B"):
+            assert torch.equal(getattr(ours, name), getattr(rowwise, name)), name
+        for name, events in ours.events.items():
+            for part in ("ids_EA", "lengths_B", "gap_E", "age_E"):
+                assert torch.equal(getattr(events, part), getattr(rowwise.events[name], part))
