@@ -223,7 +223,11 @@ def _rejected(
         reasons[mask[places]] = reason
     rows = frame[places]
     known = "surface" in cast.columns
-    surface = cast["surface"][places].cast(pl.String) if known else pl.repeat(None, len(rows))
+    surface = (
+        cast["surface"][places].cast(pl.String)
+        if known
+        else pl.repeat(None, len(rows), dtype=pl.String, eager=True)
+    )
     return pl.DataFrame(
         {
             "reason": pl.Series(reasons.tolist(), dtype=pl.String),
