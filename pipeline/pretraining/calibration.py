@@ -34,9 +34,10 @@ SCORING_ROWS: Final = 2_048
 # How far a short pass is believed to leave the log odds off (standard deviations): an objective as
 # a whole, and a surface around it. They make an intercept of n positives count for
 # n / (n + 1 / sd^2) of what its own rows say: the fit of a few dozen positives is mostly noise, and
-# on planted days the averaged weights were off by .02 to .05 for clicks, .1 to .15 for conversions.
+# on planted days the averaged weights were off by .02 to .05 for clicks and .1 to .15 for
+# conversions, and the surfaces of a first run on few rows by .2 around that.
 OBJECTIVE_SD: Final = 0.1
-SURFACE_SD: Final = 0.05
+SURFACE_SD: Final = 0.1
 NEWTON_STEPS: Final = 25
 STEP_LIMIT: Final = 1.0
 
