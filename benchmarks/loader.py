@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="headwater-bench-") as home:
         folder = child("benchmarks.loader:plant", home=home, quick=quick).value
         rates = child("benchmarks.loader:race", folder=folder, repeats=3 if quick else 5)
-        steps = 20 if quick else 100
+        steps = 8 if quick else 100
         waits = child("benchmarks.loader:train", threads=2, folder=folder, steps=steps)
     figures = {**rates.value, **waits.value}
     for name, value in figures.items():
