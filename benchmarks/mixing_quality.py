@@ -59,7 +59,12 @@ def _contest(source: str, seed: int, quick: bool, threads: int) -> dict[str, Any
     with tempfile.TemporaryDirectory(prefix="headwater-bench-") as home:
         where = f"benchmarks._arms:{source}"
         try:
-            given = {"home": home, "seed": seed, "quick": quick, "processors": threads}
+            given: dict[str, Any] = {
+                "home": home,
+                "seed": seed,
+                "quick": quick,
+                "processors": threads,
+            }
             cost = child(where, threads=threads, **given)
         except BenchmarkError as error:
             if source == "planted":

@@ -103,7 +103,7 @@ def to_text(column: pl.Series, allowed: Collection[str] | None) -> pl.Series:
     values = column.cast(pl.String)
     if allowed is not None:
         return values.cast(kind, strict=False)
-    if not len(values) or int(values.str.len_bytes().max() or 0) <= MAX_TEXT_BYTES:  # type: ignore[call-overload]
+    if not len(values) or int(values.str.len_bytes().max() or 0) <= MAX_TEXT_BYTES:  # type: ignore[arg-type]
         return values
     return _where(values, values.str.len_bytes() <= MAX_TEXT_BYTES)
 

@@ -115,7 +115,8 @@ def _table(frame: pl.DataFrame, schema: pa.Schema | None) -> pa.Table:
 
 def _encodings(table: pa.Table) -> dict[str, object]:
     """Encodings by what the first row group holds."""
-    packed, words = [], []
+    packed: list[str] = []
+    words: list[str] = []
     for field in table.schema:
         kind = field.type
         if pa.types.is_int64(kind):

@@ -152,6 +152,10 @@ class _Pass:
         frame = read_frames([path])
         if not frame["ts"].is_sorted():
             # known words as Enum, as they came: a dictionary made anew would be other bytes
-            words = {n: pl.Enum(t) for n, t in self.rules.texts.items() if t and n in frame.columns}
-            frame = frame.cast(dict(words)).sort("ts", maintain_order=True)
+            words = [
+                pl.col(n).cast(pl.Enum(t))
+                for n, t in self.rules.texts.items()
+                if t and n in frame.columns
+            ]
+            frame = frame.with_columns(words).sort("ts", maintain_order=True)
             write_frame(path, frame, self.rules.schema)
