@@ -48,7 +48,7 @@ doctor: install
 	@$(RUN) -m pipeline doctor
 
 test: install
-	@$(RUN) -m pytest -m 'not long and not gpu' -n logical --dist loadfile
+	@$(RUN) -m pytest -m 'not long and not gpu' -n logical --dist loadfile --no-loadscope-reorder
 
 test-long: install
 	@$(RUN) -m pytest -m 'long and not gpu' --timeout=7200
