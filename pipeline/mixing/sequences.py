@@ -25,6 +25,7 @@ SOURCE_COLUMNS: Final = {
     "engagements": ("ts_us", "item_id", "category_id", "surface", "action"),
 }
 
+_MANY = 2_000_000  # rows from which counting is faster, the import of scipy included
 _SPARSE = 8  # ids this many times wider than their number are sorted, denser ones are counted
 
 
@@ -91,7 +92,7 @@ def extend_sequences(older: Sequences, newer: Sequences, begin_us: int) -> Seque
 
 
 def dense_codes(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct ids, ascending, and for each id its place among them; int64."""
+    """Distinct ids, ascending (int64), and for each id its place among them (an integer)."""
     if not len(ids):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     least, most = int(ids.min()), int(ids.max())
@@ -101,7 +102,8 @@ def dense_codes(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     there = np.zeros(most - least + 1, dtype=bool)
     there[ids - least] = True
     code = np.cumsum(there) - 1
-    return np.flatnonzero(there) + least, code[ids - least]
+    narrow = np.int32 if len(code) < 2**31 else np.int64
+    return np.flatnonzero(there) + least, code.astype(narrow)[ids - least]
 
 
 def order_of(codes: np.ndarray, num_codes: int, ts_us: np.ndarray) -> np.ndarray:
@@ -120,10 +122,26 @@ def offsets_of(counts: np.ndarray) -> np.ndarray:
 
 
 def _radix(codes: np.ndarray, num_codes: int) -> np.ndarray:
-    """Stable order of codes; numpy sorts 16 bits by radix, so that wider ones take two rounds."""
+    """Stable order of codes: few rows by numpy's 16-bit radix sort, many by counting."""
+    if len(codes) >= _MANY:
+        return _counted(codes, num_codes)
     order = np.argsort((codes & 0xFFFF).astype(np.uint16), kind="stable")
     if num_codes > 2**16:
         order = order[np.argsort((codes[order] >> 16).astype(np.uint16), kind="stable")]
+    return order
+
+
+def _counted(codes: np.ndarray, num_codes: int) -> np.ndarray:
+    """Stable order of codes by one counting pass: the transpose of a matrix of one entry a row."""
+    from scipy.sparse import csr_array  # half a second to import: only where it saves more
+
+    narrow = np.int32 if len(codes) < 2**31 - 1 else np.int64
+    one_a_row = np.arange(len(codes) + 1, dtype=narrow)
+    nothing = np.zeros(len(codes), dtype=np.int8)
+    matrix = csr_array(
+        (nothing, codes.astype(narrow, copy=False), one_a_row), shape=(len(codes), num_codes)
+    )
+    order: np.ndarray = matrix.tocsc().indices
     return order
 
 

@@ -43,14 +43,15 @@ class Search:
             # a key of group and time would overflow: times become their rank
             self.times = np.sort(ts)
             self.span = len(ts) + 1
-        self.keys = codes.astype(np.int64) * self.span + self._since(ts)
+        self.keys = codes * np.int64(self.span)
+        self.keys += np.searchsorted(self.times, ts) if self.times is not None else ts - self.first
 
     def position(self, code: np.ndarray, before: np.ndarray) -> np.ndarray:
         """Place in the events after the last one of group `code` with time < `before`.
 
         Fast when the questions come in (group, time) order.
         """
-        asked = code.astype(np.int64) * self.span + self._since(before)
+        asked = code * np.int64(self.span) + self._since(before)
         if (asked[1:] >= asked[:-1]).all():
             return np.searchsorted(self.keys, asked)
         order = np.argsort(asked)  # searching in ascending order keeps to the cache

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.mixing import sequences
 from pipeline.mixing.sequences import (
     Sequences,
     build_sequences,
@@ -92,3 +93,11 @@ def test_written_sequences_are_read_back(tmp_path: Path) -> None:
     assert back.columns["action"].dtype == np.int8
     with pytest.raises(FileNotFoundError):
         read_sequences(tmp_path / "shown", "engagements")
+
+
+def test_counting_gives_the_order_of_the_radix_sort(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes = np.random.default_rng(3).integers(0, 70_000, 200_000).astype(np.int32)
+    by_radix = sequences.order_of(codes, 70_000, np.zeros(0, np.int64))
+    monkeypatch.setattr(sequences, "_MANY", 1)
+    assert (sequences.order_of(codes, 70_000, np.zeros(0, np.int64)) == by_radix).all()
+    assert (by_radix == np.argsort(codes, kind="stable")).all()
