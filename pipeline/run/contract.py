@@ -5,14 +5,13 @@ from __future__ import annotations
 import datetime as dt
 import html
 import logging
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline.run.errors import ContractError
-from pipeline.run.manifest import Outcome, write_json
+from pipeline.run.manifest import Outcome, replacing, write_json
 from pipeline.run.paths import Run
 
 log = logging.getLogger(__name__)
@@ -120,6 +119,5 @@ def _write_page(path: Path, links: Sequence[tuple[str, str]]) -> None:
         f'<li><a href="{html.escape(target)}">{html.escape(title)}</a>' for title, target in links
     )
     title = "<meta charset=utf-8><title>Contracts</title><h1>Contracts</h1>"
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(f"<!doctype html>{title}<ul>{items}</ul>")
-    temporary.replace(path)
+    with replacing(path) as file:
+        file.write(f"<!doctype html>{title}<ul>{items}</ul>".encode())

@@ -9,11 +9,12 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pipeline.run.codec import digest, from_dict, to_dict
 from pipeline.run.errors import DataError
@@ -91,23 +92,13 @@ def produce(
     target.parent.mkdir(parents=True, exist_ok=True)
     with locked(target.parent / f".{target.name}.lock"):
         done = read_manifest(target, missing_ok=True)
-        if (
-            done
-            and done.inputs == wanted
-            and done.config_hash == config_hash
-            and _whole(target, done)
-        ):
+        same = done and (done.inputs, done.config_hash) == (wanted, config_hash)
+        if done and same and _whole(target, done):
             log.info("%s %s: up to date (%s)", stage, unit, done.fingerprint[:12])
             return done
         began = time.monotonic()
         temporary = target.parent / f".{target.name}.tmp"
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-        try:
-            outcome = build(temporary)
-        except OSError:  # a disk that is full stays full while half an output lies on it
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+        outcome = _built(temporary, build)
         files = tuple(_entry(temporary, p) for p in sorted(temporary.rglob("*")) if p.is_file())
         manifest = Manifest(
             stage=stage,
@@ -124,15 +115,20 @@ def produce(
         )
         write_json(temporary / MANIFEST, to_dict(manifest))
         _publish(temporary, target)
-    log.info(
-        "%s %s: %d rows, %.1f s, %s",
-        stage,
-        unit,
-        manifest.rows,
-        manifest.seconds,
-        manifest.fingerprint[:12],
-    )
+    made = (manifest.rows, manifest.seconds, manifest.fingerprint[:12])
+    log.info("%s %s: %d rows, %.1f s, %s", stage, unit, *made)
     return manifest
+
+
+def _built(temporary: Path, build: Callable[[Path], Outcome]) -> Outcome:
+    """What `build` makes of an empty folder; a full disk gets its room back."""
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        return build(temporary)
+    except OSError:  # a disk that is full stays full while half an output lies on it
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
 
 
 def read_manifest(target: Path, *, missing_ok: bool = False) -> Manifest | None:
@@ -162,13 +158,23 @@ def fingerprint_of(parts: object) -> str:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write JSON so that readers see the old file or the new one, never a part."""
+    """Write JSON as `replacing` does."""
+    with replacing(path) as file:
+        file.write(json.dumps(value, indent=1, sort_keys=True).encode())
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write in the place of `path`: readers see the old one or the new, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w") as file:
-        json.dump(value, file, indent=1, sort_keys=True)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def sha256_file(path: Path) -> str:

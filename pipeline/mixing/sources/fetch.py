@@ -24,7 +24,7 @@ from pipeline.mixing.sources import movielens, openbandit, tafeng
 from pipeline.mixing.sources.landed import Landed, publish_table
 from pipeline.run.errors import DataError, RetryError
 from pipeline.run.lock import locked
-from pipeline.run.manifest import read_manifest, sha256_file, write_json
+from pipeline.run.manifest import read_manifest, replacing, sha256_file, write_json
 from pipeline.run.paths import confined, home
 
 log = logging.getLogger(__name__)
@@ -171,9 +171,8 @@ def _write(target: Path, name: str, content: bytes) -> None:
     if path.is_file() and path.stat().st_size == len(content):
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(content)
-    temporary.replace(path)
+    with replacing(path) as file:
+        file.write(content)
 
 
 def _finished(wanted: PublicSet, folder: Path) -> dict[str, Any] | None:
