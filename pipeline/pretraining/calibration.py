@@ -10,8 +10,6 @@ Suffixes: N rows, M rows with a label, K objectives, Z surfaces, P shifts.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
@@ -24,8 +22,10 @@ from torch import Tensor
 
 from model.batch import Batch
 from model.foundation import FoundationModel
+from model.inference import forward_all
 from model.parallel import Engine
 from pipeline.mixing.loader import Loader
+from pipeline.run.manifest import replacing
 from pipeline.run.window import HOUR_US
 
 Floats = NDArray[np.float64]
@@ -84,20 +84,20 @@ class Calibrator:
     def _score(self, engine: Engine, part: range) -> Scored:
         with torch.random.fork_rng(devices=[]):  # making a model draws its first weights
             model = engine.export()
-        with torch.inference_mode():
-            return _joined(list(self._scores(model, part)))
 
-    def _scores(self, model: FoundationModel, part: range) -> Iterator[Scored]:
-        size = self.loader.batch_size
-        begin, end = part.start * size, min(part.stop * size, self.loader.num_rows)
-        for first in range(begin, end, SCORING_ROWS):
-            batch = self.loader.rows(first, min(first + SCORING_ROWS, end))
-            yield Scored(
+        def scored(batch: Batch) -> Scored:
+            return Scored(
                 logits_NK=(model(batch).logits_BK + shift_of(self.loader, batch)).float().numpy(),
                 labels_NK=batch.labels_BK.numpy(),
                 weights_NK=(batch.weight_BK * batch.mask_BK).numpy(),
                 surface_N=batch.surface_B.numpy(),
             )
+
+        size = self.loader.batch_size
+        begin, end = part.start * size, min(part.stop * size, self.loader.num_rows)
+        firsts = range(begin, end, SCORING_ROWS)
+        batches = (self.loader.rows(first, min(first + SCORING_ROWS, end)) for first in firsts)
+        return _joined(list(forward_all(scored, batches)))
 
 
 def shift_of(loader: Loader, batch: Batch) -> Tensor:
@@ -173,13 +173,9 @@ def _joined(parts: list[Scored]) -> Scored:
 
 
 def _write(path: Path, scored: Scored) -> None:
-    temporary = path.with_suffix(".tmp")
     arrays: dict[str, Any] = {f.name: getattr(scored, f.name) for f in fields(Scored)}
-    with temporary.open("wb") as file:
+    with replacing(path) as file:
         np.savez(file, **arrays)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def _read(path: Path) -> Scored:
