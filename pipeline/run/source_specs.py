@@ -109,6 +109,18 @@ def tafeng(size: str) -> SourceSpec:
     )
 
 
+TAOBAO_PROFILE = (
+    "cms_segid",
+    "cms_group_id",
+    "gender",
+    "age_level",
+    "pvalue_level",
+    "shopping_level",
+    "occupation",
+    "city_level",
+)
+
+
 def taobaoad(size: str) -> SourceSpec:
     """TaobaoAd: the two places (pid) as surfaces; clicks, and behaviours as organic events.
 
@@ -116,16 +128,7 @@ def taobaoad(size: str) -> SourceSpec:
     published split is.
     """
     features = plain_features(
-        user=(
-            "cms_segid",
-            "cms_group_id",
-            "gender",
-            "age_level",
-            "pvalue_level",
-            "shopping_level",
-            "occupation",
-            "city_level",
-        ),
+        user=TAOBAO_PROFILE,
         ad=("brand", "campaign_id", "advertiser_id"),
         large=("brand", "campaign_id", "advertiser_id"),
         dense=(DenseFeature(name="price", scope="ad", transform="log1p"),),

@@ -14,19 +14,10 @@ from pipeline.mixing.sources.days import DayWriter
 from pipeline.mixing.sources.delimited import Malformed, shifted, stream
 from pipeline.mixing.sources.landed import TS
 from pipeline.run.published import PUBLISHED
+from pipeline.run.source_specs import TAOBAO_PROFILE as PROFILE
 
 SET = PUBLISHED["taobaoad"]
 SECOND_US = 1_000_000
-PROFILE = (
-    "cms_segid",
-    "cms_group_id",
-    "gender",
-    "age_level",
-    "pvalue_level",
-    "shopping_level",
-    "occupation",
-    "city_level",
-)
 LOG = {
     "user": ("user", "user_id"),
     "time_stamp": ("time_stamp",),
