@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from model.config import ConfigError, FeatureSet, ModelConfig, Objective, require
 from pipeline.run.codec import digest, from_dict, to_dict
-from pipeline.run.planted import PlantedConfig as PlantedConfig
+from pipeline.run.planted import PlantedConfig
 
 OVERALL = "overall"  # the name of all surfaces together wherever figures are listed
 

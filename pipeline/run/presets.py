@@ -32,8 +32,7 @@ from pipeline.run.config import (
     TrainConfig,
     WindowConfig,
 )
-from pipeline.run.planted import PLANTED_SURFACES as PLANTED_SURFACES
-from pipeline.run.planted import PlantedConfig
+from pipeline.run.planted import PLANTED_SURFACES, PlantedConfig
 from pipeline.run.source_specs import (
     SourceSpec,
     aliccp,

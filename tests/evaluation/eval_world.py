@@ -12,9 +12,10 @@ from pipeline.mixing.land import land
 from pipeline.mixing.mix import mix
 from pipeline.mixing.timeline import timelines
 from pipeline.run.codec import to_dict
-from pipeline.run.config import Parent, PlantedConfig, RunConfig
+from pipeline.run.config import Parent, RunConfig
 from pipeline.run.manifest import Outcome, need_manifest, produce, write_json
 from pipeline.run.paths import Run, open_run, run_folder
+from pipeline.run.planted import PlantedConfig
 from pipeline.run.presets import preset
 from pipeline.run.window import window_of
 

@@ -15,9 +15,10 @@ from data_contracts.schema import TABLES, impressions_with
 from pipeline.mixing.synthetic import DENSE, SPARSE, TRUTH, generate_day
 from pipeline.mixing.synthetic_day import CLICK_RATES, deliver
 from pipeline.mixing.synthetic_world import DRIFT, users_of
-from pipeline.run.config import PlantedConfig, RunConfig, with_overrides
+from pipeline.run.config import RunConfig, with_overrides
 from pipeline.run.errors import ConfigError
-from pipeline.run.presets import PLANTED_SURFACES, planted, preset
+from pipeline.run.planted import PLANTED_SURFACES, PlantedConfig
+from pipeline.run.presets import planted, preset
 from pipeline.run.window import DAY_US, HOUR_US, day_begin_us
 
 DAY = "2026-11-20"
