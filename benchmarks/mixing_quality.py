@@ -166,6 +166,7 @@ def _verdict(
         "calibration_max": max(calibration),
         "conversion_calibrated": float(np.mean([i.low <= 1 <= i.high for i in on_labels])),
         "worst_surface_gain_pct": worst.value,
+        "worst_surface_gain_high_pct": worst.high,
         "smaller_surface_gain_ne": min(smaller),
         "click_gain_ne": gains["click"],
         "conversion_gain_ne": gains[SPARSE],
@@ -178,7 +179,7 @@ def _verdict(
         "calibration_max": ("<=", 1.03),
         "conversion_calibrated": (">=", 1.0),
         # "not worse within its interval": the interval of the worst one reaches 0
-        "worst_surface_gain_pct": (">=", worst.value - worst.high),
+        "worst_surface_gain_high_pct": (">=", 0.0),
         "smaller_surface_gain_ne": (">=", 0.01),
         "sparse_minus_click_gain_ne": (">=", 0.0),
     }
