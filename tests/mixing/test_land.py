@@ -11,9 +11,9 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from source_day import read_day
 
 from pipeline.mixing.land import land
-from pipeline.mixing.sources.files import read_table
 from pipeline.run.codec import to_dict
 from pipeline.run.config import RunConfig, SourceConfig, TableMapping, with_overrides
 from pipeline.run.errors import DataError
@@ -58,8 +58,7 @@ def test_land_plants_every_day_of_the_window_and_shows_each_table(planted_run: R
             path = planted_run.landing(table, f"day={day}", "part-0.parquet")
             assert path.is_file()
             assert index["days"][day][table][0]["bytes"] == path.stat().st_size
-        read = read_table(planted_run, "impressions", day)
-        assert read is not None
+        read = read_day(planted_run, "impressions", day)
         assert read.frame.height == index["days"][day]["impressions"][0]["rows"] > 0
     assert manifest.rows > 0
 

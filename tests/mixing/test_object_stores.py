@@ -14,11 +14,12 @@ import pytest
 from moto.server import ThreadedMotoServer
 from plane_world import LAST, land_days, run_plane, toy_config, toy_run
 from pyarrow import fs
+from source_day import read_day
 
 from pipeline.mixing.ingest import ingest
 from pipeline.mixing.land import land
 from pipeline.mixing.sources import stores
-from pipeline.mixing.sources.files import files_of, mapping_of, read_table, scan_table
+from pipeline.mixing.sources.files import files_of, mapping_of
 from pipeline.mixing.sources.stores import StoredObject, cached, is_remote, listed, located, parsed
 from pipeline.run.config import SourceConfig, TableMapping
 from pipeline.run.errors import ConfigError, DataError, RetryError, exit_code
@@ -120,8 +121,7 @@ def test_csv_gzip_and_hive_folders_are_read_as_they_are_locally(
     put(s3, f"h/day={LAST}/surface=reels/broken.csv.gz", gzip.compress(CSV.encode())[:-9])
     run = stored_run(tmp_path, logs("s3://logs/h/day={day}"))
     land(run)
-    read = read_table(run, "impressions", LAST)
-    assert read is not None
+    read = read_day(run, "impressions", LAST)
     rows = read.frame.sort("impression_id", "surface")
     assert rows["impression_id"].to_list() == ["1", "2", "2", "3"]
     assert rows["surface"].to_list() == ["feed", "feed", "reels", "reels"]
@@ -141,9 +141,7 @@ def test_a_file_without_a_day_in_its_path_is_fetched_once_for_all_days(
     land(run)
     assert list(copies(run.home)) == ["all.csv"]
     for day, ids in ((LAST, ["2"]), ("2026-03-05", ["1"])):
-        scan = scan_table(run, "impressions", day)
-        assert scan is not None
-        assert scan.collect()["impression_id"].to_list() == ids
+        assert read_day(run, "impressions", day).frame["impression_id"].to_list() == ids
 
 
 def test_a_changed_object_changes_the_run_and_an_untouched_one_does_not(

@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from source_day import read_day
 
 from model.config import ConfigError
 from pipeline.mixing.land import land
-from pipeline.mixing.sources.files import read_table
 from pipeline.run.codec import to_dict
 from pipeline.run.manifest import write_json
 from pipeline.run.paths import REPOSITORY, Run, run_folder
@@ -40,8 +40,7 @@ def shop(tmp_path: Path) -> Run:
 
 
 def test_the_pages_example_reads_as_the_page_says(shop: Run) -> None:
-    read = read_table(shop, "impressions", DAY)
-    assert read is not None
+    read = read_day(shop, "impressions", DAY)
     assert not read.broken
     rows = read.frame.to_dict(as_series=False)
     assert rows["impression_id"] == ["1", "2", "3", "4", "5"]
@@ -57,8 +56,7 @@ def test_the_pages_example_reads_as_the_page_says(shop: Run) -> None:
 
 def test_orders_lie_on_the_day_on_which_they_happen(shop: Run) -> None:
     for day, order in ((DAY, "2"), ("2026-11-21", "5")):
-        read = read_table(shop, "conversions", day)
-        assert read is not None
+        read = read_day(shop, "conversions", day)
         assert read.frame["impression_id"].to_list() == [order]
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from source_day import read_day
 
-from pipeline.mixing.sources.files import files_of, read_table, scan_table
+from pipeline.mixing.sources.files import files_of
 from pipeline.run.config import SourceConfig, TableMapping
 from pipeline.run.errors import ConfigError
 from pipeline.run.paths import Run, run_folder
@@ -46,15 +47,14 @@ def test_delimited_files_come_as_text_with_the_mapped_columns_computed(
     text = LINES.replace(",", "\t") if name.endswith(".tsv") else LINES
     content = gzip.compress(text.encode()) if name.endswith(".gz") else text.encode()
     write(tmp_path / "logs" / DAY / name, content)
-    read = read_table(run_of(tmp_path, impressions("logs/{day}/*")), "impressions", DAY)
-    assert read is not None
+    read = read_day(run_of(tmp_path, impressions("logs/{day}/*")), "impressions", DAY)
     assert read.frame.to_dict(as_series=False) == {
         "impression_id": ["1", "2"],
         "user_id": ["7", "8"],
         "ts": [1795132800000000, 1795132900000000],
         "surface": ["feed", "feed"],
     }
-    assert (len(read.files), read.broken, read.schema_changes) == (1, (), ())
+    assert (len(read.files), read.broken, read.changes) == (1, [], ())
 
 
 def test_hive_folders_become_columns_unless_the_file_has_them(tmp_path: Path) -> None:
@@ -67,8 +67,7 @@ def test_hive_folders_become_columns_unless_the_file_has_them(tmp_path: Path) ->
     own.parent.mkdir()
     frame.with_columns(surface=pl.lit("stories")).write_parquet(own)
     mapping = TableMapping(table="impressions", path="hive/day={day}")
-    read = read_table(run_of(tmp_path, mapping), "impressions", DAY)
-    assert read is not None
+    read = read_day(run_of(tmp_path, mapping), "impressions", DAY)
     assert read.frame["surface"].value_counts(sort=True).height == 3
     assert "wrong" not in read.frame["surface"].to_list()
     assert read.frame["user_id"].dtype == pl.Int64
@@ -83,8 +82,7 @@ def test_files_without_a_day_in_their_path_are_filtered_by_time(tmp_path: Path) 
     run = run_of(tmp_path, impressions("all.csv", columns=()))
     days = {}
     for day in ("2026-11-18", "2026-11-19", DAY, "2026-11-21"):
-        read = read_table(run, "impressions", day)
-        assert read is not None
+        read = read_day(run, "impressions", day)
         days[day] = read.frame["impression_id"].to_list() if read.frame.width else []
     # the row that has no time goes with the first day: it is seen once, and not lost
     assert days == {
@@ -116,8 +114,7 @@ def test_a_broken_file_fails_alone_and_says_why(tmp_path: Path, kind: str) -> No
     else:
         os.truncate(bad, bad.stat().st_size // 2)
     mapping = impressions("logs/{day}", format=form, columns=())
-    read = read_table(run_of(tmp_path, mapping), "impressions", DAY)
-    assert read is not None
+    read = read_day(run_of(tmp_path, mapping), "impressions", DAY)
     assert read.frame.height == 18_000
     assert [p.name[0] for p in read.files] == ["a", "c"]
     ((path, reason),) = read.broken
@@ -130,8 +127,7 @@ def test_a_value_that_an_expression_cannot_take_is_null_and_its_row_stays(tmp_pa
     write(tmp_path / f"{DAY}.csv", "impression_id,user,when\n" + "\n".join(rows) + "\n")
     strict = (("user_id", 'CAST("user" AS BIGINT)'), *COLUMNS[1:])
     run = run_of(tmp_path, impressions("{day}.csv", columns=strict))
-    read = read_table(run, "impressions", DAY)
-    assert read is not None
+    read = read_day(run, "impressions", DAY)
     assert not read.broken
     assert read.frame.height == 500
     assert read.frame.filter(pl.col("user_id").is_null())["impression_id"].to_list() == [
@@ -151,19 +147,23 @@ def test_changed_schemas_are_told_and_do_not_stop_the_day(tmp_path: Path) -> Non
         folder / "b.parquet"
     )
     mapping = TableMapping(table="impressions", path="{day}/*.parquet")
-    read = read_table(run_of(tmp_path, mapping), "impressions", DAY)
-    assert read is not None
-    assert read.frame["user_id"].to_list() == ["3", "x9"]
-    assert read.frame["click"].to_list() == [1, None]
-    (change,) = read.schema_changes
-    assert "missing ['click'], new ['position'], other type ['user_id']" in change
+    read = read_day(run_of(tmp_path, mapping), "impressions", DAY)
+    assert [part["user_id"].to_list() for part in read.parts] == [[3], ["x9"]]
+    assert [part.columns for part in read.parts] == [
+        ["impression_id", "user_id", "click"],
+        ["impression_id", "user_id", "position"],
+    ]
+    (change,) = read.changes
+    assert change == (
+        "b.parquet against a.parquet: "
+        "missing ['click'], new ['position'], other type ['user_id (Int64 to String)']"
+    )
 
 
 def test_an_expression_over_a_column_that_a_file_lacks_breaks_that_file(tmp_path: Path) -> None:
     write(tmp_path / DAY / "a.csv", LINES)
     write(tmp_path / DAY / "b.csv", "impression_id,when\n9,1\n")
-    read = read_table(run_of(tmp_path, impressions("{day}")), "impressions", DAY)
-    assert read is not None
+    read = read_day(run_of(tmp_path, impressions("{day}")), "impressions", DAY)
     assert read.frame.height == 2
     assert "user" in read.broken[0][1]
 
@@ -180,28 +180,17 @@ def test_a_wrong_mapping_is_a_config_error(
 ) -> None:
     write(tmp_path / f"{DAY}.csv", LINES)
     with pytest.raises(ConfigError, match=message):
-        read_table(run_of(tmp_path, impressions("{day}.csv", columns=columns)), "impressions", DAY)
+        read_day(run_of(tmp_path, impressions("{day}.csv", columns=columns)), "impressions", DAY)
 
 
-def test_a_table_that_the_source_lacks_is_none_and_a_day_without_files_is_empty(
+def test_a_table_that_the_source_lacks_is_an_error_and_a_day_without_files_is_empty(
     tmp_path: Path,
 ) -> None:
     run = run_of(tmp_path, impressions("{day}.csv"))
-    assert read_table(run, "engagements", DAY) is None
-    read = read_table(run, "impressions", DAY)
-    assert read is not None
-    assert (read.frame.height, read.files, read.broken) == (0, (), ())
-    assert scan_table(run, "impressions", DAY) is None
-
-
-def test_scan_gives_what_read_gives(tmp_path: Path) -> None:
-    write(tmp_path / DAY / "a.csv", LINES)
-    write(tmp_path / DAY / "b.csv", LINES.replace("7", "70"))
-    run = run_of(tmp_path, impressions("{day}"))
-    read, scan = read_table(run, "impressions", DAY), scan_table(run, "impressions", DAY)
-    assert read is not None
-    assert scan is not None
-    assert scan.collect().equals(read.frame)
+    with pytest.raises(ConfigError, match=r"source\.tables must map engagements"):
+        read_day(run, "engagements", DAY)
+    read = read_day(run, "impressions", DAY)
+    assert (read.parts, read.files, read.broken) == ([], [], [])
 
 
 def test_files_are_sorted_and_hidden_ones_left_out(tmp_path: Path) -> None:

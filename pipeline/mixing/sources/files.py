@@ -10,9 +10,7 @@ import dataclasses
 import glob
 import gzip
 import json
-import logging
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
@@ -32,7 +30,6 @@ from pipeline.run.errors import ConfigError, DataError
 from pipeline.run.paths import Run
 from pipeline.run.window import DAY_US, day_begin_us
 
-log = logging.getLogger(__name__)
 SUFFIXES = {
     "parquet": (".parquet", ".parquet.brotli", ".pq"),
     "csv": (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".txt", ".txt.gz"),
@@ -40,20 +37,6 @@ SUFFIXES = {
 VALUE_ERRORS = (pl.exceptions.InvalidOperationError, pl.exceptions.ComputeError)
 MOST_BAD_VALUES = 1_000  # of one expression in one file; a file with more is broken
 BROKEN = (pl.exceptions.PolarsError, OSError, EOFError, zlib.error, gzip.BadGzipFile)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableRead:
-    """One day of one table as it came.
-
-    `files`: what was read, sorted; `broken`: (path, reason) of files that could not be read;
-    `schema_changes`: one sentence per file whose columns differ from the first file's.
-    """
-
-    frame: pl.DataFrame
-    files: tuple[Path, ...]
-    broken: tuple[tuple[Path, str], ...]
-    schema_changes: tuple[str, ...]
 
 
 def mapping_of(run: Run, table: str) -> TableMapping | None:
@@ -112,52 +95,11 @@ def _pinned(run: Run, table: str, day: str) -> list[StoredObject]:
     ]
 
 
-def scan_table(run: Run, table: str, day: str) -> pl.LazyFrame | None:
-    """One day of a table as a lazy frame; None when the source has no such table or no file.
-
-    Trusts the files: a broken one, or a value that an expression cannot take, fails the query.
-    """
-    mapping = mapping_of(run, table)
-    files = files_of(run, mapping, day) if mapping else []
-    if mapping is None or not files:
-        return None
-    wanted = _wanted(run, table)
-    frames = [_mapped(mapping, _raw(mapping, path), wanted, day) for path in files]
-    return pl.concat(frames, how="diagonal_relaxed")
-
-
-def read_table(run: Run, table: str, day: str) -> TableRead | None:
-    """One day of a table, file by file; None when the source does not have that table.
-
-    Raises `ConfigError` when an expression of the mapping is not SQL. A file that cannot be
-    read, or lacks a column that an expression uses, is listed in `broken`; a single value that
-    an expression cannot take becomes null.
-    """
-    mapping = mapping_of(run, table)
-    if mapping is None:
-        return None
-    wanted = _wanted(run, table)
-    frames: list[tuple[Path, pl.DataFrame]] = []
-    broken: list[tuple[Path, str]] = []
-    for path in files_of(run, mapping, day):
-        try:
-            frames.append((path, _read_file(mapping, path, wanted, day)))
-        except BROKEN as error:
-            reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
-            log.warning("%s: %s", path, reason)
-            broken.append((path, reason))
-    frame, changes = _stack(frames)
-    return TableRead(
-        frame=frame,
-        files=tuple(p for p, _ in frames),
-        broken=tuple(broken),
-        schema_changes=changes,
-    )
-
-
 def canonical_columns(run: Run, table: str) -> list[str]:
     """Columns that a table is read for: its canonical ones, and the features of impressions."""
-    return _wanted(run, table)
+    features = run.config.features
+    sparse, dense = (tuple(f.name for f in fs) for fs in (features.sparse, features.dense))
+    return list(dict.fromkeys(canonical(table, sparse, dense).names))
 
 
 def file_columns(mapping: TableMapping, path: Path) -> dict[str, str]:
@@ -172,10 +114,6 @@ def scan_file(mapping: TableMapping, path: Path, wanted: list[str], day: str) ->
 
 def read_file(mapping: TableMapping, path: Path, wanted: list[str], day: str) -> pl.DataFrame:
     """A day's rows of one file, with null where an expression fails; raises one of `BROKEN`."""
-    return _read_file(mapping, path, wanted, day)
-
-
-def _read_file(mapping: TableMapping, path: Path, wanted: list[str], day: str) -> pl.DataFrame:
     raw = _raw(mapping, path)
     try:
         return _mapped(mapping, raw, wanted, day).collect()
@@ -212,13 +150,6 @@ def _salvage(rows: pl.DataFrame, expression: pl.Expr, left: list[int]) -> pl.Dat
         if left[0] < 0:
             raise
         return pl.DataFrame({expression.meta.output_name(): [None]})
-
-
-def _wanted(run: Run, table: str) -> list[str]:
-    """Canonical columns of a table, with the configured features for impressions."""
-    features = run.config.features
-    sparse, dense = (tuple(f.name for f in fs) for fs in (features.sparse, features.dense))
-    return list(dict.fromkeys(canonical(table, sparse, dense).names))
 
 
 def _mapped(
@@ -282,25 +213,3 @@ def _on_day(frame: pl.LazyFrame, day: str) -> pl.Expr:
         ts = pl.col("ts").cast(pl.Int64, strict=False)
     number = ts // DAY_US
     return number.fill_null(number.min()) == day_begin_us(day) // DAY_US
-
-
-def _stack(frames: list[tuple[Path, pl.DataFrame]]) -> tuple[pl.DataFrame, tuple[str, ...]]:
-    """All files' rows in one frame; a column of several types becomes text."""
-    if not frames:
-        return pl.DataFrame(), ()
-    first_path, first = frames[0]
-    changes = []
-    mixed: set[str] = set()
-    for path, frame in frames[1:]:
-        lost = [n for n in first.columns if n not in frame.columns]
-        new = [n for n in frame.columns if n not in first.columns]
-        other = [
-            n for n in frame.columns if n in first.columns and first[n].dtype != frame[n].dtype
-        ]
-        mixed.update(other)
-        if lost or new or other:
-            changes.append(
-                f"{path} against {first_path.name}: missing {lost}, new {new}, other type {other}"
-            )
-    alike = [f.with_columns(pl.col(n).cast(pl.String) for n in mixed) for _, f in frames]
-    return pl.concat(alike, how="diagonal_relaxed"), tuple(changes)
