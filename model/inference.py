@@ -21,7 +21,7 @@ def forward_all(
     """Results of `forward` in the batches' order; `workers` batches (one per core) run abreast.
 
     Each runs on one torch thread: the ops of a small model are too short to be shared out, and the
-    results do not depend on the number of workers. At most `workers` batches wait in memory.
+    results do not depend on the number of workers. At most `workers` + 1 batches are in memory.
     """
     workers = workers or os.cpu_count() or 1
 
