@@ -38,7 +38,7 @@ class RowGroups:
         self._num_waiting += len(frame)
         self._waiting.append(frame)
         if self._num_waiting >= ROW_GROUP:
-            rest = pl.concat(self._waiting)
+            rest = pl.concat(self._waiting, rechunk=True)
             while len(rest) >= ROW_GROUP:
                 self._write(rest[:ROW_GROUP])
                 rest = rest[ROW_GROUP:]
@@ -47,7 +47,7 @@ class RowGroups:
     def close(self) -> None:
         """Write what waits; a file without rows still has its columns."""
         if self._num_waiting or self._writer is None:
-            self._write(pl.concat(self._waiting))
+            self._write(pl.concat(self._waiting, rechunk=True))
         self._waiting = []
         if self._writer is not None:
             self._writer.close()
