@@ -127,6 +127,8 @@ def _encodings(table: pa.Table) -> dict[str, object]:
             words.append(field.name)
     return {
         "use_dictionary": words,
+        # bounds of words cost as much as the words, and nobody looks for a range of them
+        "write_statistics": [n for n in table.schema.names if n not in words],
         "column_encoding": dict.fromkeys(packed, "DELTA_BINARY_PACKED"),
     }
 
