@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import polars as pl
+from numpy.typing import NDArray
 
-from pipeline.run.config import MixConfig
+from model.flops import flops_per_row
+from pipeline.run.config import MixConfig, RunConfig
 from pipeline.run.errors import ConfigError
 
 
@@ -35,6 +40,29 @@ class Plan:
         return positive | (chance < self.rates[surface])
 
 
+def row_flops(
+    config: RunConfig, rows: pl.DataFrame | Mapping[str, NDArray[Any]]
+) -> NDArray[np.float64]:
+    """Forward FLOPs of each row, from the events that it would read.
+
+    They are a sum over event types, so that each type's part is looked up by its number of events.
+    """
+    none = dict.fromkeys((e.name for e in config.features.events), 0)
+    fixed = _flops(config, none)
+    found = np.full(len(rows["surface"]), fixed)
+    for event in config.features.events:
+        more = _flops(config, none | {event.name: np.arange(event.max_len + 1)}) - fixed
+        start, end = (np.asarray(rows[f"{p}_{event.name}"]) for p in ("start", "end"))
+        found += more[np.clip(end - start, 0, event.max_len)]
+    return found
+
+
+def _flops(config: RunConfig, lengths: Mapping[str, Any]) -> NDArray[np.float64]:
+    objectives, surfaces = len(config.objectives), len(config.surfaces)
+    each = flops_per_row(config.model, config.features, objectives, lengths, surfaces)
+    return np.asarray(each, dtype=np.float64)
+
+
 def plan_mix(config: MixConfig, surfaces: tuple[str, ...], rows: Candidates) -> Plan:
     """Rates of negatives so that all positives and the kept negatives fit the budget.
 
@@ -43,28 +71,24 @@ def plan_mix(config: MixConfig, surfaces: tuple[str, ...], rows: Candidates) -> 
     count = np.bincount(rows.surface, minlength=len(surfaces))
     named = config.reference_surface
     reference = surfaces.index(named) if named else int(np.argmax(count))
-    per_surface = np.bincount(rows.surface, weights=rows.flops, minlength=len(surfaces))
-    negatives = np.bincount(
-        rows.surface, weights=rows.flops * ~rows.positive, minlength=len(surfaces)
-    )
-    budget = config.budget * per_surface[reference]
-    spare = budget - (per_surface.sum() - negatives.sum())
+    certain = _cost(rows, rows.positive, len(surfaces))
+    negatives = _cost(rows, ~rows.positive, len(surfaces))
+    flops_reference = certain[reference] + negatives[reference]
+    spare = config.budget * flops_reference - certain.sum()
     if spare <= 0 < negatives.sum():
-        least = (per_surface.sum() - negatives.sum()) / max(per_surface[reference], 1.0)
+        least = certain.sum() / max(flops_reference, 1.0)
         raise ConfigError(
             f"mix.budget must be above {least:.3g}, got {config.budget}: the positives alone cost "
             f"{least:.3g} times the reference surface {surfaces[reference]!r}; raise it"
         )
     shares = allocate(count, config)
-    rates = fill(spare, shares, negatives)
-    rates = _shrink(rates, spare, rows)
-    kept = rows.positive | (rows.chance < rates[rows.surface])
+    rates, flops_kept = _shrink(fill(spare, shares, negatives), spare, rows)
     return Plan(
         reference=reference,
         rates=rates,
         shares=shares,
-        flops_reference=float(per_surface[reference]),
-        flops_mix=float(rows.flops[kept].sum()),
+        flops_reference=float(flops_reference),
+        flops_mix=float(certain.sum() + flops_kept),
     )
 
 
@@ -103,11 +127,15 @@ def fill(spare: float, shares: np.ndarray, cost: np.ndarray) -> np.ndarray:
     return rates
 
 
-def _shrink(rates: np.ndarray, spare: float, rows: Candidates) -> np.ndarray:
-    """Lower the rates a little where chance kept more than the expectation."""
+def _cost(rows: Candidates, which: np.ndarray, num_surfaces: int) -> np.ndarray:
+    return np.bincount(rows.surface[which], weights=rows.flops[which], minlength=num_surfaces)
+
+
+def _shrink(rates: np.ndarray, spare: float, rows: Candidates) -> tuple[np.ndarray, float]:
+    """Lower the rates a little where chance kept more than the expectation; what is kept costs."""
     surface, flops, chance = (a[~rows.positive] for a in (rows.surface, rows.flops, rows.chance))
     while True:
-        kept = flops[chance < rates[surface]].sum()
+        kept = float(flops[chance < rates[surface]].sum())
         if kept <= spare:
-            return rates
+            return rates, kept
         rates = np.where(rates < 1, rates * min(0.999, spare / kept), rates)

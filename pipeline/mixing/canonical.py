@@ -97,11 +97,10 @@ def surface_column(parts: Sequence[Partition], bucket: int) -> np.ndarray:
     return np.repeat(np.array([p.surface for p in parts], dtype=np.int16), counts)
 
 
-def day_column(parts: Sequence[Partition], bucket: int) -> pl.Series:
-    """Day of every row of `read_bucket`, as string."""
+def day_column(parts: Sequence[Partition], bucket: int, days: Sequence[str]) -> np.ndarray:
+    """Place in `days` of every row's day of `read_bucket`, int16."""
     counts = [p.bucket_rows[bucket] for p in parts]
-    days, places = np.unique([p.day for p in parts], return_inverse=True)
-    return pl.Series("day", days.tolist(), dtype=pl.String).gather(np.repeat(places, counts))
+    return np.repeat(np.array([days.index(p.day) for p in parts], dtype=np.int16), counts)
 
 
 def read_rows(

@@ -6,7 +6,8 @@ fifth of the processor time of zstd over dictionaries of everything, and the fil
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -76,20 +77,34 @@ def write_frame(path: Path, frame: pl.DataFrame, schema: pa.Schema | None = None
 
 
 def write_selection(path: Path, frame: pl.DataFrame) -> None:
-    """Write a frame of sorted positions and ids: deltas and lz4 cost a third of the usual form."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write a frame of sorted positions and ids as `write_pointers` does."""
     table = frame.to_arrow(compat_level=pl.CompatLevel.oldest())
-    wide = [f.name for f in table.schema if f.type == pa.int64()]
-    pq.write_table(
-        table.combine_chunks(),
+    write_pointers(path, [table.combine_chunks()])
+
+
+def write_pointers(path: Path, tables: Iterable[pa.Table]) -> None:
+    """Write sorted positions and ids, tables of `ROW_GROUP` rows each but for the last.
+
+    Packed differences are left as they are: lz4 would double their cost for a tenth of the size.
+    At least one table must come, with or without rows.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    waiting = iter(tables)
+    first = next(waiting)
+    wide = [f.name for f in first.schema if f.type == pa.int64()]
+    writer = pq.ParquetWriter(
         path,
-        compression="lz4",
-        use_dictionary=[n for n in table.schema.names if n not in wide],
+        first.schema,
+        compression={n: "none" if n in wide else "lz4" for n in first.schema.names},
+        use_dictionary=[f.name for f in first.schema if _is_word(f.type)],
         column_encoding=dict.fromkeys(wide, "DELTA_BINARY_PACKED"),
         write_statistics=False,
-        row_group_size=ROW_GROUP,
+        store_schema=False,  # words are read as words, dictionary or not
         version="2.6",
     )
+    with writer:
+        for table in chain([first], waiting):
+            writer.write_table(table, row_group_size=ROW_GROUP)
 
 
 def read_frames(paths: Sequence[Path], columns: Sequence[str] | None = None) -> pl.DataFrame:
@@ -123,12 +138,16 @@ def _encodings(table: pa.Table) -> dict[str, object]:
             (packed if _is_close(table[field.name]) else words).append(field.name)
         elif pa.types.is_signed_integer(kind) or pa.types.is_timestamp(kind):
             packed.append(field.name)
-        elif pa.types.is_dictionary(kind) or kind in (pa.string(), pa.large_string()):
+        elif _is_word(kind):
             words.append(field.name)
     return {
         "use_dictionary": words,
         "column_encoding": dict.fromkeys(packed, "DELTA_BINARY_PACKED"),
     }
+
+
+def _is_word(kind: pa.DataType) -> bool:
+    return pa.types.is_dictionary(kind) or kind in (pa.string(), pa.large_string())
 
 
 def _is_close(column: pa.ChunkedArray) -> bool:

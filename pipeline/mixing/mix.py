@@ -7,14 +7,16 @@ pointers (`g` and spans into the timelines); features stay where ingest wrote th
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
+from numpy.typing import NDArray
 
-from model.flops import flops_per_row
-from pipeline.mixing.budget import Candidates, Plan, plan_mix
+from pipeline.mixing.budget import Plan, plan_mix
 from pipeline.mixing.canonical import (
     Partition,
     bucket_file,
@@ -23,21 +25,19 @@ from pipeline.mixing.canonical import (
     surface_column,
     window_impressions,
 )
-from pipeline.mixing.frames import read_frames, write_selection
-from pipeline.mixing.hashing import uniform
+from pipeline.mixing.drafts import Draft, draft, joined
+from pipeline.mixing.frames import ROW_GROUP, read_frames, write_pointers
 from pipeline.mixing.ledger import Entry, listed
 from pipeline.mixing.mix_report import MixReport, copied_feature_bytes
 from pipeline.mixing.selections import (
-    Labels,
-    Mask,
+    Columns,
+    Selection,
+    click_group,
     known_labels,
     logged_labels,
-    positive_labels,
     rows_of,
-    windows,
 )
 from pipeline.mixing.weights import balance_factors, check_correction, correct
-from pipeline.run.config import RunConfig
 from pipeline.run.errors import DataError
 from pipeline.run.manifest import Manifest, Outcome, need_manifest, produce
 from pipeline.run.paths import Run
@@ -57,8 +57,7 @@ POINTERS = (
     "label_us",
     "shift",
 )
-_SALT = 1_000  # keeps mix.seed apart from the seeds of buckets and table rows
-_DELAYED_SALT = 2_000
+Balance = dict[str, NDArray[np.float64]]  # factor by surface, of each conversion objective
 
 
 def mix(run: Run, unit: str = "") -> Manifest:
@@ -92,20 +91,8 @@ def hist_file(run: Run, bucket: int) -> Path:
     return bucket_file(run.output("timelines", str(group)) / "hist", bucket)
 
 
-def row_flops(config: RunConfig, rows: pl.DataFrame) -> np.ndarray:
-    """Forward FLOPs of each row, from the events that it would read."""
-    lengths = {
-        e.name: (rows[f"end_{e.name}"] - rows[f"start_{e.name}"]).clip(0, e.max_len).to_numpy()
-        for e in config.features.events
-    }
-    each = flops_per_row(
-        config.model, config.features, len(config.objectives), lengths, len(config.surfaces)
-    )
-    return np.broadcast_to(np.asarray(each, dtype=np.float64), (len(rows),))
-
-
 class _Mixer:
-    """One pass over the buckets for costs, one to write; a bucket at a time is in memory."""
+    """One pass over the buckets for drafts, one to write; a bucket at a time is in memory."""
 
     def __init__(self, run: Run, folder: Path) -> None:
         self.run, self.config, self.folder = run, run.config, folder
@@ -113,149 +100,102 @@ class _Mixer:
         self.objectives = run.config.objectives
         self.parts: list[Partition] = window_impressions(run)
         self.buckets = range(run.config.window.num_buckets)
+        self.days = pa.array(self.window.days)
+        self.spans = [f"{p}_{e.name}" for e in run.config.features.events for p in ("start", "end")]
 
     def mix(self) -> Outcome:
         """Plan over all candidates, then write every bucket's selections."""
-        candidates, balance, rows_in = self._candidates()
-        plan = plan_mix(self.config.mix, self.config.surfaces, candidates)
-        report = MixReport(self.config.surfaces, tuple(o.name for o in self.objectives))
-        for bucket in self.buckets:
-            base = self._whole(bucket)
-            for name, rows in self._selections(base, plan, balance):
-                write_selection(bucket_file(self.folder / name, bucket), rows)
-                report.add(name, rows)
-        kept = report.rows("train")
-        figures = report.figures(self.config.surfaces[plan.reference], plan, candidates)
-        figures["conversion_balance"] = balance
-        figures["feature_bytes_copied"] = copied_feature_bytes(self.folder, self.config.features)
-        figures["ledger"] = listed([self._ledger(rows_in, kept)])
-        log.info("mix: %s", {n: (f["rate"], f["kept"]) for n, f in figures["surfaces"].items()})
-        return Outcome(rows=kept, figures=figures)
-
-    def _base(self, bucket: int) -> pl.DataFrame:
-        """What costs and sampling need of a bucket's impressions."""
-        labels = read_frames([bucket_file(self.run.output("labels"), bucket)])
-        hist = read_frames([hist_file(self.run, bucket)], self._spans)
-        surface = pl.Series("surface", surface_column(self.parts, bucket))
-        if not len(labels) == len(hist) == len(surface):
-            raise DataError(
-                f"bucket {bucket} has {len(surface)} impressions, {len(labels)} labels and "
-                f"{len(hist)} hist rows; run the labels and timelines stages again"
-            )
-        return labels.with_columns(surface, *hist.get_columns())
-
-    def _whole(self, bucket: int) -> pl.DataFrame:
-        """The base with the keys that selections carry."""
-        ids = read_bucket(self.parts, bucket, ["user_id", "ad_id", "request_id"])
-        days = day_column(self.parts, bucket)
-        return self._base(bucket).with_columns(*ids.get_columns(), days)
-
-    @property
-    def _spans(self) -> list[str]:
-        events = self.config.features.events
-        return [f"{p}_{e.name}" for e in events for p in ("start", "end")]
-
-    def _considered(self, base: pl.DataFrame) -> tuple[Labels, Mask, Mask, int]:
-        """Labels of the training span without the delayed negatives that are not considered.
-
-        Also which of them are positive and which delayed, and how many labels there were.
-        """
-        mix = self.config.mix
-        known = known_labels(self.objectives, base, self.window.train_begin, self.window.cut)
-        positive = positive_labels(self.objectives, base, known)
-        clicks = next(i for i, n in enumerate(windows(self.objectives)) if "click" in n)
-        delayed = known.group != clicks
-        doubtful = np.flatnonzero(delayed & ~positive)
-        ids = base["impression_id"].to_numpy()[known.place[doubtful]]
-        kept = np.ones(len(known), dtype=bool)
-        kept[doubtful] = uniform(ids, _DELAYED_SALT + mix.seed) < mix.delayed_rate
-        return known.take(kept), positive[kept], delayed[kept], len(known)
-
-    def _candidates(self) -> tuple[Candidates, dict[str, list[float]], int]:
-        """What may be trained on, all buckets together, the conversions' balance, and how many
-        labels the span has.
-        """
-        surfaces = len(self.config.surfaces)
-        found, rows_in = [], 0
-        bought = {name: np.zeros(surfaces, np.int64) for name in self._delayed}
-        for bucket in self.buckets:
-            base = self._base(bucket)
-            labels, positive, delayed, known = self._considered(base)
-            rows_in += known
-            found.append(self._costs(base, labels, positive))
-            here = labels.take(positive & delayed)
-            for name, counts in bought.items():
-                own = here.place[base[f"y_{name}"].to_numpy()[here.place] == 1]
-                counts += np.bincount(base["surface"].to_numpy()[own], minlength=surfaces)
-        if not sum(len(c.surface) for c in found):
+        drafts = [draft(self.config, self.window, self._base(bucket)) for bucket in self.buckets]
+        candidates = joined(drafts)
+        if not len(candidates.surface):
             raise DataError(
                 f"no label is known in the training span of {self.config.day}; "
                 "raise window.bootstrap_days or choose a day with more data before it"
             )
+        balance = self._balance(drafts)
+        plan = plan_mix(self.config.mix, self.config.surfaces, candidates)
+        report = MixReport(self.config.surfaces, tuple(o.name for o in self.objectives))
+        for bucket in self.buckets:
+            self._write(bucket, drafts[bucket], plan, balance, report)
+        kept = report.rows("train")
+        figures = report.figures(self.config.surfaces[plan.reference], plan, candidates)
+        figures["conversion_balance"] = {n: f.tolist() for n, f in balance.items()}
+        figures["feature_bytes_copied"] = copied_feature_bytes(self.folder, self.config.features)
+        figures["ledger"] = listed([self._ledger(sum(d.num_known for d in drafts), kept)])
+        log.info("mix: %s", {n: (f["rate"], f["kept"]) for n, f in figures["surfaces"].items()})
+        return Outcome(rows=kept, figures=figures)
+
+    def _balance(self, drafts: list[Draft]) -> Balance:
         beta = self.config.mix.conversion_balance
-        balance = {n: balance_factors(counts, beta).tolist() for n, counts in bought.items()}
-        names = ("surface", "flops", "positive", "chance")
-        joined = {n: np.concatenate([getattr(c, n) for c in found]) for n in names}
-        return Candidates(**joined), balance, rows_in
+        bought = {n: sum(d.bought[n] for d in drafts) for n in drafts[0].bought}
+        return {n: balance_factors(np.asarray(c), beta) for n, c in bought.items()}
 
-    def _costs(self, base: pl.DataFrame, labels: Labels, positive: Mask) -> Candidates:
-        rows = base.select("impression_id", "surface", *self._spans)[labels.place]
-        return Candidates(
-            surface=rows["surface"].to_numpy(),
-            flops=row_flops(self.config, rows),
-            positive=positive,
-            chance=uniform(rows["impression_id"].to_numpy(), _SALT + self.config.mix.seed),
-        )
+    def _base(self, bucket: int) -> dict[str, NDArray[Any]]:
+        """What drafts need of a bucket's impressions."""
+        names = [f"{p}_{o.name}" for o in self.objectives for p in ("y", "known", "mature")]
+        labels = bucket_file(self.run.output("labels"), bucket)
+        found = _columns(read_frames([labels], ["impression_id", "ts_us", *names]))
+        found |= _columns(read_frames([hist_file(self.run, bucket)], self.spans))
+        found["surface"] = surface_column(self.parts, bucket)
+        rows = {n: len(found[n]) for n in ("surface", "ts_us", *self.spans[:1])}
+        if len(set(rows.values())) > 1:
+            raise DataError(
+                f"bucket {bucket} has {rows} rows of impressions, labels and hist; "
+                "run the labels and timelines stages again"
+            )
+        return found
 
-    @property
-    def _delayed(self) -> list[str]:
-        return [o.name for o in self.objectives if o.name != "click"]
+    def _whole(self, bucket: int) -> dict[str, NDArray[Any]]:
+        """The base with the keys that selections carry."""
+        found = _columns(read_bucket(self.parts, bucket, ["user_id", "ad_id", "request_id"]))
+        found["day"] = day_column(self.parts, bucket, self.window.days)
+        return found | self._base(bucket)
+
+    def _write(
+        self, bucket: int, drafted: Draft, plan: Plan, balance: Balance, report: MixReport
+    ) -> None:
+        base = self._whole(bucket)
+        for name, selection in self._selections(base, drafted, plan, balance):
+            rows = self._rows(base, selection)
+            tables = (self._table(chunk) for chunk in report.counting(name, rows))
+            write_pointers(bucket_file(self.folder / name, bucket), tables)
 
     def _selections(
-        self, base: pl.DataFrame, plan: Plan, balance: dict[str, list[float]]
-    ) -> Iterator[tuple[str, pl.DataFrame]]:
+        self, base: Columns, drafted: Draft, plan: Plan, balance: Balance
+    ) -> Iterator[tuple[str, Selection]]:
         window, objectives = self.window, self.objectives
-        yield "train", self._train(base, plan, balance)
+        yield "train", self._train(base, drafted, plan, balance)
         holdout = known_labels(objectives, base, window.cut, window.day_end)
-        yield "holdout", self._frame(base, holdout.take(holdout.order()))
+        yield "holdout", Selection(labels=holdout.take(holdout.order()))
         logged = logged_labels(objectives, base, window.students_begin)
-        yield "log", self._frame(base, logged.take(logged.order()))
+        yield "log", Selection(labels=logged.take(logged.order()))
 
-    def _train(
-        self, base: pl.DataFrame, plan: Plan, balance: dict[str, list[float]]
-    ) -> pl.DataFrame:
-        labels, positive, delayed, _ = self._considered(base)
-        surface = base["surface"].to_numpy()[labels.place]
-        ids = base["impression_id"].to_numpy()[labels.place]
-        kept = plan.keeps(surface, positive, uniform(ids, _SALT + self.config.mix.seed))
-        rows = np.flatnonzero(kept)[labels.take(kept).order()]
-        labels, positive, surface = labels.take(rows), positive[rows], surface[rows]
-        considered = np.where(delayed[rows], self.config.mix.delayed_rate, 1.0)
+    def _train(self, base: Columns, drafted: Draft, plan: Plan, balance: Balance) -> Selection:
+        costs = drafted.costs
+        kept = np.flatnonzero(plan.keeps(costs.surface, costs.positive, costs.chance))
+        unsorted = drafted.labels(self.objectives, base, kept)
+        order = unsorted.order()
+        labels, kept = unsorted.take(order), kept[order]
+        surface, positive = costs.surface[kept], costs.positive[kept]
+        delayed = labels.group != click_group(self.objectives)
+        considered = np.where(delayed, self.config.mix.delayed_rate, 1.0)
         weight, shift = correct(
             self.config.mix.correction, rate=plan.rates[surface] * considered, positive=positive
         )
-        weights: dict[str, np.ndarray] = {o.name: weight for o in self.objectives}
-        weights |= {n: weight * np.array(f)[surface] for n, f in balance.items()}
-        return self._frame(base, labels, shift, weights)
+        weights = {o.name: weight for o in self.objectives}
+        weights |= {n: weight * factors[surface] for n, factors in balance.items()}
+        return Selection(labels=labels, shift=shift, weights=weights)
 
-    def _frame(
-        self,
-        base: pl.DataFrame,
-        labels: Labels,
-        shift: np.ndarray | None = None,
-        weights: Mapping[str, np.ndarray] | None = None,
-    ) -> pl.DataFrame:
-        own = [n for n in POINTERS if n not in ("label_us", "shift")]
-        columns = rows_of(
-            self.objectives,
-            base,
-            labels,
-            columns=[*own, *self._spans],
-            shift=shift,
-            weights=weights,
-        )
+    def _rows(self, base: Columns, selection: Selection) -> Iterator[dict[str, NDArray[Any]]]:
+        made = ("g", "label_us", "shift")
+        columns = [n for n in (*POINTERS, *self.spans) if n not in made]
+        return rows_of(self.objectives, base, selection, columns=columns, step=ROW_GROUP)
+
+    def _table(self, rows: Columns) -> pa.Table:
         tasks = [f"{p}_{o.name}" for o in self.objectives for p in ("y", "m", "w")]
-        return pl.DataFrame({n: columns[n] for n in (*POINTERS, *tasks, *self._spans)})
+        columns: dict[str, Any] = {n: rows[n] for n in (*POINTERS, *tasks, *self.spans)}
+        columns["day"] = pa.DictionaryArray.from_arrays(columns["day"], self.days)
+        return pa.table(columns)
 
     def _ledger(self, rows_in: int, rows_out: int) -> Entry:
         return Entry(
@@ -267,3 +207,7 @@ class _Mixer:
             duplicates=0,
             sampled_out=rows_in - rows_out,
         ).checked()
+
+
+def _columns(frame: pl.DataFrame) -> dict[str, NDArray[Any]]:
+    return {s.name: s.to_numpy() for s in frame.get_columns()}

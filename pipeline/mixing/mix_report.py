@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pyarrow.parquet as pq
 
 from model.config import FeatureSet
 from pipeline.mixing.budget import Candidates, Plan
+from pipeline.mixing.selections import Columns
 
 # Ids that the selections need as keys, whether or not they are features too.
 KEYS = frozenset({"user_id", "ad_id", "request_id", "impression_id", "surface", "ts_us"})
@@ -26,23 +27,31 @@ class MixReport:
         self.selections: dict[str, None] = {}  # in the order in which they came
         self._sums: dict[tuple[str, int], Sums] = defaultdict(lambda: defaultdict(float))
 
-    def add(self, selection: str, rows: pl.DataFrame) -> None:
-        """Count a bucket's rows of a selection."""
+    def counting(self, selection: str, chunks: Iterable[Columns]) -> Iterator[Columns]:
+        """The same chunks of a selection's rows, counted as they pass."""
         self.selections[selection] = None
-        parts = [pl.len().alias("rows")]
-        for name in self.objectives:
-            y, m, w = (pl.col(f"{p}_{name}").cast(pl.Float64) for p in ("y", "m", "w"))
-            parts += [
-                m.sum().alias(f"{name}_labels"),
-                (y * m).sum().alias(f"{name}_positives"),
-                (w * m).sum().alias(f"{name}_weight"),
-                (w * w * m).sum().alias(f"{name}_squares"),
-                (w * y * m).sum().alias(f"{name}_weighted_positives"),
-            ]
-        for row in rows.group_by("surface").agg(parts).iter_rows(named=True):
-            place = self._sums[selection, int(row.pop("surface"))]
-            for name, value in row.items():
-                place[name] += value
+        for chunk in chunks:
+            self._count("rows", selection, chunk["surface"])
+            for name in self.objectives:
+                self._count_labels(name, selection, chunk)
+            yield chunk
+
+    def _count_labels(self, name: str, selection: str, chunk: Columns) -> None:
+        mine = chunk[f"m_{name}"]
+        surface, weight = chunk["surface"][mine], chunk[f"w_{name}"][mine].astype(np.float64)
+        positive = chunk[f"y_{name}"][mine] == 1
+        self._count(f"{name}_labels", selection, surface)
+        self._count(f"{name}_positives", selection, surface[positive])
+        self._count(f"{name}_weight", selection, surface, weight)
+        self._count(f"{name}_squares", selection, surface, weight * weight)
+        self._count(f"{name}_weighted_positives", selection, surface[positive], weight[positive])
+
+    def _count(
+        self, what: str, selection: str, surface: np.ndarray, weights: np.ndarray | None = None
+    ) -> None:
+        counts = np.bincount(surface, weights, minlength=len(self.surfaces))
+        for place, count in enumerate(counts.tolist()):
+            self._sums[selection, place][what] += count
 
     def rows(self, selection: str) -> int:
         """Rows of a selection."""
@@ -50,11 +59,7 @@ class MixReport:
 
     def figures(self, reference: str, plan: Plan, found: Candidates) -> dict[str, Any]:
         """The manifest's figures; `table` is a line per surface for people."""
-        kept = plan.keeps(found.surface, found.positive, found.chance)
-        surfaces = {
-            name: self._surface(place, plan, found, kept)
-            for place, name in enumerate(self.surfaces)
-        }
+        surfaces = self._surfaces(plan, found)
         return {
             "surfaces": surfaces,
             "selections": {name: self._selection(name) for name in self.selections},
@@ -65,19 +70,25 @@ class MixReport:
             "flops_ratio": plan.flops_mix / max(plan.flops_reference, 1.0),
         }
 
-    def _surface(
-        self, place: int, plan: Plan, found: Candidates, kept: np.ndarray
-    ) -> dict[str, Any]:
-        mine = found.surface == place
+    def _surfaces(self, plan: Plan, found: Candidates) -> dict[str, Any]:
+        kept = plan.keeps(found.surface, found.positive, found.chance)
+        num = len(self.surfaces)
+        candidates = np.bincount(found.surface, minlength=num)
+        positives = np.bincount(found.surface[found.positive], minlength=num)
+        stay = np.bincount(found.surface[kept], minlength=num)
+        flops = np.bincount(found.surface[kept], found.flops[kept], minlength=num)
         return {
-            "candidates": int(mine.sum()),
-            "positives": int((mine & found.positive).sum()),
-            "kept": int((mine & kept).sum()),
-            "sampled_out": int((mine & ~kept).sum()),
-            "share": float(plan.shares[place]),
-            "rate": float(plan.rates[place]),
-            "flops": float(found.flops[mine & kept].sum()),
-            "objectives": {name: self._labels(place, name) for name in self.objectives},
+            name: {
+                "candidates": int(candidates[place]),
+                "positives": int(positives[place]),
+                "kept": int(stay[place]),
+                "sampled_out": int(candidates[place] - stay[place]),
+                "share": float(plan.shares[place]),
+                "rate": float(plan.rates[place]),
+                "flops": float(flops[place]),
+                "objectives": {o: self._labels(place, o) for o in self.objectives},
+            }
+            for place, name in enumerate(self.surfaces)
         }
 
     def _labels(self, place: int, name: str) -> dict[str, float]:

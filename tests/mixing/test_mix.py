@@ -24,9 +24,9 @@ from plane_world import (
 )
 
 from model.config import Objective
-from pipeline.mixing.budget import Candidates, allocate, fill, plan_mix
+from pipeline.mixing.budget import Candidates, allocate, fill, plan_mix, row_flops
 from pipeline.mixing.canonical import read_bucket, window_impressions
-from pipeline.mixing.mix import mix, row_flops
+from pipeline.mixing.mix import mix
 from pipeline.mixing.mix_report import copied_feature_bytes
 from pipeline.run.config import MixConfig, Parent
 from pipeline.run.errors import ConfigError
