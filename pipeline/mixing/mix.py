@@ -100,7 +100,7 @@ class _Mixer:
         self.objectives = run.config.objectives
         self.parts: list[Partition] = window_impressions(run)
         self.buckets = range(run.config.window.num_buckets)
-        self.days = pa.array(self.window.days)
+        self.days = pl.Series(self.window.days).to_arrow(compat_level=pl.CompatLevel.oldest())
         self.spans = [f"{p}_{e.name}" for e in run.config.features.events for p in ("start", "end")]
 
     def mix(self) -> Outcome:
@@ -193,7 +193,7 @@ class _Mixer:
 
     def _table(self, rows: Columns) -> pa.Table:
         tasks = [f"{p}_{o.name}" for o in self.objectives for p in ("y", "m", "w")]
-        columns: dict[str, Any] = {n: rows[n] for n in (*POINTERS, *tasks, *self.spans)}
+        columns = {n: _arrow(rows[n]) for n in (*POINTERS, *tasks, *self.spans)}
         columns["day"] = pa.DictionaryArray.from_arrays(columns["day"], self.days)
         return pa.table(columns)
 
@@ -210,4 +210,14 @@ class _Mixer:
 
 
 def _columns(frame: pl.DataFrame) -> dict[str, NDArray[Any]]:
-    return {s.name: s.to_numpy() for s in frame.get_columns()}
+    return {
+        s.name: np.concatenate([chunk.to_numpy() for chunk in s.get_chunks()])
+        for s in frame.get_columns()
+    }
+
+
+def _arrow(values: NDArray[Any]) -> pa.Array:
+    """The same memory as Arrow's; its own way from numpy imports pandas, which takes a second."""
+    data = np.packbits(values, bitorder="little") if values.dtype == bool else values
+    kind = pa.from_numpy_dtype(values.dtype)
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(data)])
