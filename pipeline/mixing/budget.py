@@ -27,13 +27,23 @@ class Candidates:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Sampling rates of negatives per surface, and what the mix and the reference cost."""
+    """Sampling rates of negatives, and what the mix and the reference cost.
+
+    Arrays have an entry per surface; `candidates` and `positives` count rows.
+    """
 
     reference: int
     rates: np.ndarray
     shares: np.ndarray
+    candidates: np.ndarray
+    positives: np.ndarray
+    flops: np.ndarray  # of the rows that are kept
     flops_reference: float
-    flops_mix: float
+
+    @property
+    def flops_mix(self) -> float:
+        """FLOPs of all rows that are kept."""
+        return float(self.flops.sum())
 
     def keeps(self, surface: np.ndarray, positive: np.ndarray, chance: np.ndarray) -> np.ndarray:
         """Which rows are trained on."""
@@ -68,11 +78,13 @@ def plan_mix(config: MixConfig, surfaces: tuple[str, ...], rows: Candidates) -> 
 
     `ConfigError` when the positives alone cost more than the budget: they are never dropped.
     """
-    count = np.bincount(rows.surface, minlength=len(surfaces))
+    sure, rest = _part(rows, rows.positive), _part(rows, ~rows.positive)
+    num = len(surfaces)
+    positives = np.bincount(sure.surface, minlength=num)
+    candidates = positives + np.bincount(rest.surface, minlength=num)
+    certain, negatives = _cost(sure, num), _cost(rest, num)
     named = config.reference_surface
-    reference = surfaces.index(named) if named else int(np.argmax(count))
-    certain = _cost(rows, rows.positive, len(surfaces))
-    negatives = _cost(rows, ~rows.positive, len(surfaces))
+    reference = surfaces.index(named) if named else int(np.argmax(candidates))
     flops_reference = certain[reference] + negatives[reference]
     spare = config.budget * flops_reference - certain.sum()
     if spare <= 0 < negatives.sum():
@@ -81,14 +93,16 @@ def plan_mix(config: MixConfig, surfaces: tuple[str, ...], rows: Candidates) -> 
             f"mix.budget must be above {least:.3g}, got {config.budget}: the positives alone cost "
             f"{least:.3g} times the reference surface {surfaces[reference]!r}; raise it"
         )
-    shares = allocate(count, config)
-    rates, flops_kept = _shrink(fill(spare, shares, negatives), spare, rows)
+    shares = allocate(candidates, config)
+    rates, kept = _shrink(fill(spare, shares, negatives), spare, rest)
     return Plan(
         reference=reference,
         rates=rates,
         shares=shares,
+        candidates=candidates,
+        positives=positives,
+        flops=certain + kept,
         flops_reference=float(flops_reference),
-        flops_mix=float(certain.sum() + flops_kept),
     )
 
 
@@ -127,15 +141,27 @@ def fill(spare: float, shares: np.ndarray, cost: np.ndarray) -> np.ndarray:
     return rates
 
 
-def _cost(rows: Candidates, which: np.ndarray, num_surfaces: int) -> np.ndarray:
-    return np.bincount(rows.surface[which], weights=rows.flops[which], minlength=num_surfaces)
+def _part(rows: Candidates, which: np.ndarray) -> Candidates:
+    return Candidates(
+        surface=rows.surface[which].astype(np.intp),  # counted and looked up faster
+        flops=rows.flops[which],
+        positive=rows.positive[which],
+        chance=rows.chance[which],
+    )
 
 
-def _shrink(rates: np.ndarray, spare: float, rows: Candidates) -> tuple[np.ndarray, float]:
-    """Lower the rates a little where chance kept more than the expectation; what is kept costs."""
-    surface, flops, chance = (a[~rows.positive] for a in (rows.surface, rows.flops, rows.chance))
+def _cost(rows: Candidates, num_surfaces: int, kept: np.ndarray | None = None) -> np.ndarray:
+    cost = rows.flops if kept is None else rows.flops * kept
+    return np.bincount(rows.surface, weights=cost, minlength=num_surfaces)
+
+
+def _shrink(
+    rates: np.ndarray, spare: float, negatives: Candidates
+) -> tuple[np.ndarray, np.ndarray]:
+    """Lower the rates a little where chance kept more than the expectation; FLOPs of the kept."""
     while True:
-        kept = float(flops[chance < rates[surface]].sum())
-        if kept <= spare:
+        chosen = negatives.chance < rates[negatives.surface]
+        kept = _cost(negatives, len(rates), chosen)
+        if kept.sum() <= spare:
             return rates, kept
-        rates = np.where(rates < 1, rates * min(0.999, spare / kept), rates)
+        rates = np.where(rates < 1, rates * min(0.999, spare / kept.sum()), rates)

@@ -31,7 +31,7 @@ Counts = dict[str, NDArray[np.int64]]
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """A bucket's candidates: place in the bucket, window, and what a plan asks of them.
+    """Candidates: place in their bucket, window, and what a plan asks of them.
 
     `num_known` counts the span's labels with the delayed negatives that are not considered,
     `bought` the positives of every conversion objective per surface.
@@ -43,40 +43,50 @@ class Draft:
     num_known: int
     bought: Counts
 
+    def __len__(self) -> int:
+        return len(self.place)
+
     def labels(
-        self, objectives: Sequence[Objective], base: Columns, kept: NDArray[np.int64]
+        self, objectives: Sequence[Objective], base: Columns, chosen: NDArray[np.int64]
     ) -> Labels:
-        """Some of the candidates as labels."""
-        return labels_at(objectives, base, self.place[kept], self.group[kept])
+        """Some of one bucket's candidates as labels; `base` holds the bucket's impressions."""
+        return labels_at(objectives, base, self.place[chosen], self.group[chosen])
 
 
-def draft(config: RunConfig, window: Window, base: Columns) -> Draft:
-    """The candidates among a bucket's impressions."""
-    known = known_labels(config.objectives, base, window.train_begin, window.cut)
-    positive = positive_labels(config.objectives, base, known)
-    kept = _considered(config, base, known, positive)
+def draft(config: RunConfig, window: Window, rows: Columns, begin: int = 0) -> Draft:
+    """The candidates among consecutive impressions of a bucket, the first of them at `begin`."""
+    known = known_labels(config.objectives, rows, window.train_begin, window.cut)
+    positive = positive_labels(config.objectives, rows, known)
+    kept = _considered(config, rows, known, positive)
     labels, positive = known.take(kept), positive[kept]
-    spans = [f"{p}_{e.name}" for e in config.features.events for p in ("start", "end")]
-    rows = {n: base[n][labels.place] for n in ("surface", "impression_id", *spans)}
     costs = Candidates(
-        surface=rows["surface"],
-        flops=row_flops(config, rows),
+        surface=rows["surface"][labels.place],
+        flops=row_flops(config, rows)[labels.place],
         positive=positive,
-        chance=uniform(rows["impression_id"], _SALT + config.mix.seed),
+        chance=uniform(rows["impression_id"][labels.place], _SALT + config.mix.seed),
     )
     return Draft(
-        place=labels.place.astype(np.int32),
+        place=(labels.place + begin).astype(np.int32),
         group=labels.group,
         costs=costs,
         num_known=len(known),
-        bought=_bought(config, base, labels, positive),
+        bought=_bought(config, rows, labels, positive),
     )
 
 
-def joined(drafts: Sequence[Draft]) -> Candidates:
-    """The candidates of all buckets together, in the order of the drafts."""
-    names = [f.name for f in fields(Candidates)]
-    return Candidates(**{n: np.concatenate([getattr(d.costs, n) for d in drafts]) for n in names})
+def joined(drafts: Sequence[Draft]) -> Draft:
+    """Drafts one after the other; at least one."""
+    costs = {
+        f.name: np.concatenate([getattr(d.costs, f.name) for d in drafts])
+        for f in fields(Candidates)
+    }
+    return Draft(
+        place=np.concatenate([d.place for d in drafts]),
+        group=np.concatenate([d.group for d in drafts]),
+        costs=Candidates(**costs),
+        num_known=sum(d.num_known for d in drafts),
+        bought={n: np.sum([d.bought[n] for d in drafts], axis=0) for n in drafts[0].bought},
+    )
 
 
 def _considered(config: RunConfig, base: Columns, known: Labels, positive: Mask) -> Mask:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipeline.mixing.budget import Plan, plan_mix
@@ -26,10 +27,17 @@ from pipeline.mixing.canonical import (
     window_impressions,
 )
 from pipeline.mixing.drafts import Draft, draft, joined
-from pipeline.mixing.frames import ROW_GROUP, read_frames, write_pointers
+from pipeline.mixing.frames import (
+    ROW_GROUP,
+    arrow_column,
+    iter_columns,
+    read_frames,
+    write_pointers,
+)
 from pipeline.mixing.ledger import Entry, listed
 from pipeline.mixing.mix_report import MixReport, copied_feature_bytes
 from pipeline.mixing.selections import (
+    I64,
     Columns,
     Selection,
     click_group,
@@ -105,78 +113,92 @@ class _Mixer:
 
     def mix(self) -> Outcome:
         """Plan over all candidates, then write every bucket's selections."""
-        drafts = [draft(self.config, self.window, self._base(bucket)) for bucket in self.buckets]
-        candidates = joined(drafts)
-        if not len(candidates.surface):
+        drafted, bounds = self._drafted()
+        balance = {
+            name: balance_factors(positives, self.config.mix.conversion_balance)
+            for name, positives in drafted.bought.items()
+        }
+        plan = plan_mix(self.config.mix, self.config.surfaces, drafted.costs)
+        kept = plan.keeps(drafted.costs.surface, drafted.costs.positive, drafted.costs.chance)
+        report = MixReport(self.config.surfaces, tuple(o.name for o in self.objectives))
+        for bucket in self.buckets:
+            chosen = bounds[bucket] + np.flatnonzero(kept[bounds[bucket] : bounds[bucket + 1]])
+            base = self._whole(bucket)
+            train = self._train(base, drafted, chosen, plan, balance)
+            self._write(bucket, base, {"train": train} | self._unsampled(base), report)
+        rows = report.rows("train")
+        figures = report.figures(plan)
+        figures["conversion_balance"] = {n: f.tolist() for n, f in balance.items()}
+        figures["feature_bytes_copied"] = copied_feature_bytes(self.folder, self.config.features)
+        figures["ledger"] = listed([self._ledger(drafted.num_known, rows)])
+        log.info("mix: %s", {n: (f["rate"], f["kept"]) for n, f in figures["surfaces"].items()})
+        return Outcome(rows=rows, figures=figures)
+
+    def _drafted(self) -> tuple[Draft, list[int]]:
+        """The candidates of all buckets, and where each bucket's begin, with the end of all."""
+        drafts: list[Draft] = []
+        bounds = [0]
+        for bucket in self.buckets:
+            found = list(self._drafts(bucket))
+            drafts += found
+            bounds.append(bounds[-1] + sum(map(len, found)))
+        if not bounds[-1]:
             raise DataError(
                 f"no label is known in the training span of {self.config.day}; "
                 "raise window.bootstrap_days or choose a day with more data before it"
             )
-        balance = self._balance(drafts)
-        plan = plan_mix(self.config.mix, self.config.surfaces, candidates)
-        report = MixReport(self.config.surfaces, tuple(o.name for o in self.objectives))
-        for bucket in self.buckets:
-            self._write(bucket, drafts[bucket], plan, balance, report)
-        kept = report.rows("train")
-        figures = report.figures(self.config.surfaces[plan.reference], plan, candidates)
-        figures["conversion_balance"] = {n: f.tolist() for n, f in balance.items()}
-        figures["feature_bytes_copied"] = copied_feature_bytes(self.folder, self.config.features)
-        figures["ledger"] = listed([self._ledger(sum(d.num_known for d in drafts), kept)])
-        log.info("mix: %s", {n: (f["rate"], f["kept"]) for n, f in figures["surfaces"].items()})
-        return Outcome(rows=kept, figures=figures)
+        return joined(drafts), bounds
 
-    def _balance(self, drafts: list[Draft]) -> Balance:
-        beta = self.config.mix.conversion_balance
-        bought = {n: sum(d.bought[n] for d in drafts) for n in drafts[0].bought}
-        return {n: balance_factors(np.asarray(c), beta) for n, c in bought.items()}
+    def _drafts(self, bucket: int) -> Iterator[Draft]:
+        """A bucket's candidates, a row group of its impressions at a time."""
+        surface = surface_column(self.parts, bucket)
+        labels, hist = self._files(bucket, len(surface))
+        begin = 0
+        for found, seen in zip(iter_columns(*labels), iter_columns(*hist), strict=True):
+            end = begin + len(found["ts_us"])
+            rows = found | seen | {"surface": surface[begin:end]}
+            yield draft(self.config, self.window, rows, begin)
+            begin = end
 
-    def _base(self, bucket: int) -> dict[str, NDArray[Any]]:
-        """What drafts need of a bucket's impressions."""
-        names = [f"{p}_{o.name}" for o in self.objectives for p in ("y", "known", "mature")]
-        labels = bucket_file(self.run.output("labels"), bucket)
-        found = _columns(read_frames([labels], ["impression_id", "ts_us", *names]))
-        found |= _columns(read_frames([hist_file(self.run, bucket)], self.spans))
+    def _whole(self, bucket: int) -> Columns:
+        """All that selections need of a bucket's impressions."""
+        keys = read_bucket(self.parts, bucket, ["user_id", "ad_id", "request_id"])
+        files = self._files(bucket, len(keys))
+        found = {s.name: _joined(s) for s in keys.get_columns()}
+        for path, names in files:
+            found |= {s.name: _joined(s) for s in read_frames([path], names).get_columns()}
         found["surface"] = surface_column(self.parts, bucket)
-        rows = {n: len(found[n]) for n in ("surface", "ts_us", *self.spans[:1])}
-        if len(set(rows.values())) > 1:
-            raise DataError(
-                f"bucket {bucket} has {rows} rows of impressions, labels and hist; "
-                "run the labels and timelines stages again"
-            )
+        found["day"] = day_column(self.parts, bucket, self.window.days)
         return found
 
-    def _whole(self, bucket: int) -> dict[str, NDArray[Any]]:
-        """The base with the keys that selections carry."""
-        found = _columns(read_bucket(self.parts, bucket, ["user_id", "ad_id", "request_id"]))
-        found["day"] = day_column(self.parts, bucket, self.window.days)
-        return found | self._base(bucket)
+    def _files(self, bucket: int, num_rows: int) -> tuple[tuple[Path, list[str]], ...]:
+        """A bucket's label and hist files with what the mix reads of them; rows are checked."""
+        tasks = [f"{p}_{o.name}" for o in self.objectives for p in ("y", "known", "mature")]
+        labels = bucket_file(self.run.output("labels"), bucket)
+        hist = hist_file(self.run, bucket)
+        rows = [pq.read_metadata(path).num_rows for path in (labels, hist)]
+        if rows != [num_rows, num_rows]:
+            raise DataError(
+                f"bucket {bucket} has {num_rows} impressions, {rows[0]} labels and {rows[1]} hist "
+                "rows; run the labels and timelines stages again"
+            )
+        return (labels, ["impression_id", "ts_us", *tasks]), (hist, self.spans or ["g"])
 
     def _write(
-        self, bucket: int, drafted: Draft, plan: Plan, balance: Balance, report: MixReport
+        self, bucket: int, base: Columns, selections: dict[str, Selection], report: MixReport
     ) -> None:
-        base = self._whole(bucket)
-        for name, selection in self._selections(base, drafted, plan, balance):
-            rows = self._rows(base, selection)
-            tables = (self._table(chunk) for chunk in report.counting(name, rows))
+        made = ("g", "label_us", "shift")
+        columns = [n for n in (*POINTERS, *self.spans) if n not in made]
+        for name, chosen in selections.items():
+            chunks = rows_of(self.objectives, base, chosen, columns=columns, step=ROW_GROUP)
+            tables = (self._table(rows) for rows in report.counting(name, chunks))
             write_pointers(bucket_file(self.folder / name, bucket), tables)
 
-    def _selections(
-        self, base: Columns, drafted: Draft, plan: Plan, balance: Balance
-    ) -> Iterator[tuple[str, Selection]]:
-        window, objectives = self.window, self.objectives
-        yield "train", self._train(base, drafted, plan, balance)
-        holdout = known_labels(objectives, base, window.cut, window.day_end)
-        yield "holdout", Selection(labels=holdout.take(holdout.order()))
-        logged = logged_labels(objectives, base, window.students_begin)
-        yield "log", Selection(labels=logged.take(logged.order()))
-
-    def _train(self, base: Columns, drafted: Draft, plan: Plan, balance: Balance) -> Selection:
-        costs = drafted.costs
-        kept = np.flatnonzero(plan.keeps(costs.surface, costs.positive, costs.chance))
-        unsorted = drafted.labels(self.objectives, base, kept)
-        order = unsorted.order()
-        labels, kept = unsorted.take(order), kept[order]
-        surface, positive = costs.surface[kept], costs.positive[kept]
+    def _train(
+        self, base: Columns, drafted: Draft, chosen: I64, plan: Plan, balance: Balance
+    ) -> Selection:
+        labels = drafted.labels(self.objectives, base, chosen)
+        surface, positive = drafted.costs.surface[chosen], drafted.costs.positive[chosen]
         delayed = labels.group != click_group(self.objectives)
         considered = np.where(delayed, self.config.mix.delayed_rate, 1.0)
         weight, shift = correct(
@@ -184,18 +206,23 @@ class _Mixer:
         )
         weights = {o.name: weight for o in self.objectives}
         weights |= {n: weight * factors[surface] for n, factors in balance.items()}
-        return Selection(labels=labels, shift=shift, weights=weights)
+        return Selection(labels=labels, order=labels.order(), shift=shift, weights=weights)
 
-    def _rows(self, base: Columns, selection: Selection) -> Iterator[dict[str, NDArray[Any]]]:
-        made = ("g", "label_us", "shift")
-        columns = [n for n in (*POINTERS, *self.spans) if n not in made]
-        return rows_of(self.objectives, base, selection, columns=columns, step=ROW_GROUP)
+    def _unsampled(self, base: Columns) -> dict[str, Selection]:
+        window = self.window
+        holdout = known_labels(self.objectives, base, window.cut, window.day_end)
+        logged = logged_labels(self.objectives, base, window.students_begin)
+        return {
+            "holdout": Selection(labels=holdout, order=holdout.order()),
+            "log": Selection(labels=logged, order=logged.order()),
+        }
 
     def _table(self, rows: Columns) -> pa.Table:
         tasks = [f"{p}_{o.name}" for o in self.objectives for p in ("y", "m", "w")]
-        columns = {n: _arrow(rows[n]) for n in (*POINTERS, *tasks, *self.spans)}
+        columns = {n: arrow_column(rows[n]) for n in (*POINTERS, *tasks, *self.spans)}
         columns["day"] = pa.DictionaryArray.from_arrays(columns["day"], self.days)
-        return pa.table(columns)
+        fields = [pa.field(n, c.type, nullable=False) for n, c in columns.items()]
+        return pa.table(list(columns.values()), schema=pa.schema(fields))
 
     def _ledger(self, rows_in: int, rows_out: int) -> Entry:
         return Entry(
@@ -209,15 +236,5 @@ class _Mixer:
         ).checked()
 
 
-def _columns(frame: pl.DataFrame) -> dict[str, NDArray[Any]]:
-    return {
-        s.name: np.concatenate([chunk.to_numpy() for chunk in s.get_chunks()])
-        for s in frame.get_columns()
-    }
-
-
-def _arrow(values: NDArray[Any]) -> pa.Array:
-    """The same memory as Arrow's; its own way from numpy imports pandas, which takes a second."""
-    data = np.packbits(values, bitorder="little") if values.dtype == bool else values
-    kind = pa.from_numpy_dtype(values.dtype)
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(data)])
+def _joined(column: pl.Series) -> NDArray[Any]:
+    return np.concatenate([chunk.to_numpy() for chunk in column.get_chunks()])

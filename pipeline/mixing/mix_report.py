@@ -11,11 +11,12 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from model.config import FeatureSet
-from pipeline.mixing.budget import Candidates, Plan
+from pipeline.mixing.budget import Plan
 from pipeline.mixing.selections import Columns
 
 # Ids that the selections need as keys, whether or not they are features too.
 KEYS = frozenset({"user_id", "ad_id", "request_id", "impression_id", "surface", "ts_us"})
+ALL = -1  # in the place of a surface
 Sums = dict[str, float]
 
 
@@ -30,65 +31,63 @@ class MixReport:
     def counting(self, selection: str, chunks: Iterable[Columns]) -> Iterator[Columns]:
         """The same chunks of a selection's rows, counted as they pass."""
         self.selections[selection] = None
+        totals = self._sums[selection, ALL]
         for chunk in chunks:
-            self._count("rows", selection, chunk["surface"])
+            totals["rows"] += len(chunk["surface"])
             for name in self.objectives:
-                self._count_labels(name, selection, chunk)
+                totals[f"{name}_labels"] += np.count_nonzero(chunk[f"m_{name}"])
+                totals[f"{name}_positives"] += np.count_nonzero(chunk[f"y_{name}"])
+            if selection == "train":
+                self._count(chunk)
             yield chunk
 
-    def _count_labels(self, name: str, selection: str, chunk: Columns) -> None:
-        mine = chunk[f"m_{name}"]
-        surface, weight = chunk["surface"][mine], chunk[f"w_{name}"][mine].astype(np.float64)
-        positive = chunk[f"y_{name}"][mine] == 1
-        self._count(f"{name}_labels", selection, surface)
-        self._count(f"{name}_positives", selection, surface[positive])
-        self._count(f"{name}_weight", selection, surface, weight)
-        self._count(f"{name}_squares", selection, surface, weight * weight)
-        self._count(f"{name}_weighted_positives", selection, surface[positive], weight[positive])
+    def _count(self, chunk: Columns) -> None:
+        """Training rows, and their labels' number and weights, by surface."""
+        surface = chunk["surface"].astype(np.intp)
+        self._add("rows", surface)
+        for name in self.objectives:
+            mine = np.flatnonzero(chunk[f"m_{name}"])
+            place, weight = surface[mine], chunk[f"w_{name}"][mine].astype(np.float64)
+            y = chunk[f"y_{name}"][mine]
+            self._add(f"{name}_labels", place)
+            self._add(f"{name}_positives", place, y)
+            self._add(f"{name}_weight", place, weight)
+            self._add(f"{name}_squares", place, weight * weight)
+            self._add(f"{name}_weighted_positives", place, weight * y)
 
-    def _count(
-        self, what: str, selection: str, surface: np.ndarray, weights: np.ndarray | None = None
-    ) -> None:
+    def _add(self, what: str, surface: np.ndarray, weights: np.ndarray | None = None) -> None:
         counts = np.bincount(surface, weights, minlength=len(self.surfaces))
         for place, count in enumerate(counts.tolist()):
-            self._sums[selection, place][what] += count
+            self._sums["train", place][what] += count
 
     def rows(self, selection: str) -> int:
         """Rows of a selection."""
-        return int(sum(s["rows"] for (name, _), s in self._sums.items() if name == selection))
+        return int(self._sums[selection, ALL]["rows"])
 
-    def figures(self, reference: str, plan: Plan, found: Candidates) -> dict[str, Any]:
+    def figures(self, plan: Plan) -> dict[str, Any]:
         """The manifest's figures; `table` is a line per surface for people."""
-        surfaces = self._surfaces(plan, found)
+        surfaces = {name: self._surface(place, plan) for place, name in enumerate(self.surfaces)}
         return {
             "surfaces": surfaces,
             "selections": {name: self._selection(name) for name in self.selections},
             "table": self._table(surfaces, plan.flops_mix),
-            "reference_surface": reference,
+            "reference_surface": self.surfaces[plan.reference],
             "flops_mix": plan.flops_mix,
             "flops_reference": plan.flops_reference,
             "flops_ratio": plan.flops_mix / max(plan.flops_reference, 1.0),
         }
 
-    def _surfaces(self, plan: Plan, found: Candidates) -> dict[str, Any]:
-        kept = plan.keeps(found.surface, found.positive, found.chance)
-        num = len(self.surfaces)
-        candidates = np.bincount(found.surface, minlength=num)
-        positives = np.bincount(found.surface[found.positive], minlength=num)
-        stay = np.bincount(found.surface[kept], minlength=num)
-        flops = np.bincount(found.surface[kept], found.flops[kept], minlength=num)
+    def _surface(self, place: int, plan: Plan) -> dict[str, Any]:
+        candidates, kept = int(plan.candidates[place]), int(self._sums["train", place]["rows"])
         return {
-            name: {
-                "candidates": int(candidates[place]),
-                "positives": int(positives[place]),
-                "kept": int(stay[place]),
-                "sampled_out": int(candidates[place] - stay[place]),
-                "share": float(plan.shares[place]),
-                "rate": float(plan.rates[place]),
-                "flops": float(flops[place]),
-                "objectives": {o: self._labels(place, o) for o in self.objectives},
-            }
-            for place, name in enumerate(self.surfaces)
+            "candidates": candidates,
+            "positives": int(plan.positives[place]),
+            "kept": kept,
+            "sampled_out": candidates - kept,
+            "share": float(plan.shares[place]),
+            "rate": float(plan.rates[place]),
+            "flops": float(plan.flops[place]),
+            "objectives": {name: self._labels(place, name) for name in self.objectives},
         }
 
     def _labels(self, place: int, name: str) -> dict[str, float]:
@@ -109,8 +108,7 @@ class MixReport:
     def _selection(self, selection: str) -> dict[str, int]:
         """Rows, labels and positives of a selection over all surfaces."""
         counted = ["rows", *(f"{o}_{p}" for o in self.objectives for p in ("labels", "positives"))]
-        parts = [s for (name, _), s in self._sums.items() if name == selection]
-        return {name: int(sum(s[name] for s in parts)) for name in counted}
+        return {name: int(self._sums[selection, ALL][name]) for name in counted}
 
     def _table(self, surfaces: dict[str, Any], flops_mix: float) -> list[dict[str, Any]]:
         return [

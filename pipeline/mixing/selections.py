@@ -34,8 +34,8 @@ class Labels:
     def __len__(self) -> int:
         return len(self.place)
 
-    def take(self, rows: Mask | I64 | slice) -> Labels:
-        """The labels of a mask, an index or a slice."""
+    def take(self, rows: Mask | I64) -> Labels:
+        """The labels of a mask or an index."""
         return Labels(place=self.place[rows], label_us=self.label_us[rows], group=self.group[rows])
 
     def order(self) -> I64:
@@ -45,12 +45,14 @@ class Labels:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Labels in their final order, what the loss adds to their logits, and objectives' weights.
+    """Labels and the order in which they come, what the loss adds to their logits, and weights.
 
-    The shift is 0 where none is given, a weight 1.
+    Shift and weights (by objective) belong to the labels as they are, not as they come; without
+    any the shift is 0, a weight 1.
     """
 
     labels: Labels
+    order: I64
     shift: NDArray[np.float64] | None = None
     weights: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
@@ -128,25 +130,22 @@ def rows_of(
 
     y is 0 where m is False.
     """
-    for begin in range(0, max(len(selection.labels), 1), step):
-        rows = slice(begin, begin + step)
+    for begin in range(0, max(len(selection.order), 1), step):
+        rows = selection.order[begin : begin + step]
         labels = selection.labels.take(rows)
         found = {n: base[n][labels.place] for n in columns}
         found |= {"g": labels.place, "label_us": labels.label_us}
-        found["shift"] = _floats(selection.shift, rows, 0.0, len(labels))
+        found["shift"] = _floats(selection.shift, rows, 0.0)
         for group, names in enumerate(windows(objectives)):
             mine = labels.group == group
             for name in names:
                 found[f"y_{name}"] = base[f"y_{name}"][labels.place] * mine
                 found[f"m_{name}"] = mine
-                weights = selection.weights.get(name)
-                found[f"w_{name}"] = _floats(weights, rows, 1.0, len(labels))
+                found[f"w_{name}"] = _floats(selection.weights.get(name), rows, 1.0)
         yield found
 
 
-def _floats(
-    values: NDArray[np.float64] | None, rows: slice, default: float, count: int
-) -> NDArray[np.float32]:
+def _floats(values: NDArray[np.float64] | None, rows: I64, default: float) -> NDArray[np.float32]:
     if values is None:
-        return np.full(count, default, dtype=np.float32)
+        return np.full(len(rows), default, dtype=np.float32)
     return values[rows].astype(np.float32)
