@@ -78,11 +78,13 @@ def plan_mix(config: MixConfig, surfaces: tuple[str, ...], rows: Candidates) -> 
 
     `ConfigError` when the positives alone cost more than the budget: they are never dropped.
     """
-    sure, rest = _part(rows, rows.positive), _part(rows, ~rows.positive)
     num = len(surfaces)
-    positives = np.bincount(sure.surface, minlength=num)
-    candidates = positives + np.bincount(rest.surface, minlength=num)
-    certain, negatives = _cost(sure, num), _cost(rest, num)
+    surface = rows.surface.astype(np.intp)  # counted faster
+    sure = np.flatnonzero(rows.positive)
+    at_choice = np.where(rows.positive, 0.0, rows.flops)
+    candidates = np.bincount(surface, minlength=num)
+    certain = np.bincount(surface[sure], weights=rows.flops[sure], minlength=num)
+    negatives = np.bincount(surface, weights=at_choice, minlength=num)
     named = config.reference_surface
     reference = surfaces.index(named) if named else int(np.argmax(candidates))
     flops_reference = certain[reference] + negatives[reference]
@@ -94,13 +96,14 @@ def plan_mix(config: MixConfig, surfaces: tuple[str, ...], rows: Candidates) -> 
             f"{least:.3g} times the reference surface {surfaces[reference]!r}; raise it"
         )
     shares = allocate(candidates, config)
-    rates, kept = _shrink(fill(spare, shares, negatives), spare, rest)
+    rates = fill(spare, shares, negatives)
+    rates, kept = _shrink(rates, spare, surface, at_choice, rows.chance)
     return Plan(
         reference=reference,
         rates=rates,
         shares=shares,
         candidates=candidates,
-        positives=positives,
+        positives=np.bincount(surface[sure], minlength=num),
         flops=certain + kept,
         flops_reference=float(flops_reference),
     )
@@ -141,27 +144,13 @@ def fill(spare: float, shares: np.ndarray, cost: np.ndarray) -> np.ndarray:
     return rates
 
 
-def _part(rows: Candidates, which: np.ndarray) -> Candidates:
-    return Candidates(
-        surface=rows.surface[which].astype(np.intp),  # counted and looked up faster
-        flops=rows.flops[which],
-        positive=rows.positive[which],
-        chance=rows.chance[which],
-    )
-
-
-def _cost(rows: Candidates, num_surfaces: int, kept: np.ndarray | None = None) -> np.ndarray:
-    cost = rows.flops if kept is None else rows.flops * kept
-    return np.bincount(rows.surface, weights=cost, minlength=num_surfaces)
-
-
 def _shrink(
-    rates: np.ndarray, spare: float, negatives: Candidates
+    rates: np.ndarray, spare: float, surface: np.ndarray, flops: np.ndarray, chance: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Lower the rates a little where chance kept more than the expectation; FLOPs of the kept."""
     while True:
-        chosen = negatives.chance < rates[negatives.surface]
-        kept = _cost(negatives, len(rates), chosen)
+        chosen = chance < rates[surface]
+        kept = np.bincount(surface, weights=flops * chosen, minlength=len(rates))
         if kept.sum() <= spare:
             return rates, kept
         rates = np.where(rates < 1, rates * min(0.999, spare / kept.sum()), rates)

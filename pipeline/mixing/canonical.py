@@ -85,10 +85,15 @@ def window_impressions(run: Run) -> list[Partition]:
 
 def read_bucket(parts: Sequence[Partition], bucket: int, columns: Sequence[str]) -> pl.DataFrame:
     """Columns of one bucket over partitions, concatenated in their order."""
+    return read_frames(bucket_files(parts, bucket), columns)
+
+
+def bucket_files(parts: Sequence[Partition], bucket: int) -> list[Path]:
+    """The files of one bucket that have rows, in the partitions' order; one when none has."""
     filled = [p for p in parts if p.bucket_rows[bucket]] or list(parts[:1])
     if not filled:
         raise DataError("no canonical partition to read; run the ingest stage first")
-    return read_frames([bucket_file(p.folder, bucket) for p in filled], columns)
+    return [bucket_file(p.folder, bucket) for p in filled]
 
 
 def surface_column(parts: Sequence[Partition], bucket: int) -> np.ndarray:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -21,8 +20,8 @@ from pipeline.mixing.budget import Plan, plan_mix
 from pipeline.mixing.canonical import (
     Partition,
     bucket_file,
+    bucket_files,
     day_column,
-    read_bucket,
     surface_column,
     window_impressions,
 )
@@ -31,7 +30,7 @@ from pipeline.mixing.frames import (
     ROW_GROUP,
     arrow_column,
     iter_columns,
-    read_frames,
+    read_columns,
     write_pointers,
 )
 from pipeline.mixing.ledger import Entry, listed
@@ -162,14 +161,12 @@ class _Mixer:
 
     def _whole(self, bucket: int) -> Columns:
         """All that selections need of a bucket's impressions."""
-        keys = read_bucket(self.parts, bucket, ["user_id", "ad_id", "request_id"])
-        files = self._files(bucket, len(keys))
-        found = {s.name: _joined(s) for s in keys.get_columns()}
-        for path, names in files:
-            found |= {s.name: _joined(s) for s in read_frames([path], names).get_columns()}
-        found["surface"] = surface_column(self.parts, bucket)
-        found["day"] = day_column(self.parts, bucket, self.window.days)
-        return found
+        surface = surface_column(self.parts, bucket)
+        found = {"surface": surface, "day": day_column(self.parts, bucket, self.window.days)}
+        for path, names in self._files(bucket, len(surface)):
+            found |= read_columns([path], names, len(surface))
+        paths = bucket_files(self.parts, bucket)
+        return found | read_columns(paths, ["user_id", "ad_id", "request_id"], len(surface))
 
     def _files(self, bucket: int, num_rows: int) -> tuple[tuple[Path, list[str]], ...]:
         """A bucket's label and hist files with what the mix reads of them; rows are checked."""
@@ -234,7 +231,3 @@ class _Mixer:
             duplicates=0,
             sampled_out=rows_in - rows_out,
         ).checked()
-
-
-def _joined(column: pl.Series) -> NDArray[Any]:
-    return np.concatenate([chunk.to_numpy() for chunk in column.get_chunks()])
