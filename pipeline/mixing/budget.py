@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +46,7 @@ class Plan:
         return float(self.flops.sum())
 
     def keeps(self, surface: np.ndarray, positive: np.ndarray, chance: np.ndarray) -> np.ndarray:
-        """Which rows are trained on."""
+        """Which rows are trained on, as a mask."""
         return positive | (chance < self.rates[surface])
 
 
@@ -73,18 +73,17 @@ def _flops(config: RunConfig, lengths: Mapping[str, Any]) -> NDArray[np.float64]
     return np.asarray(each, dtype=np.float64)
 
 
-def plan_mix(config: MixConfig, surfaces: tuple[str, ...], rows: Candidates) -> Plan:
+def plan_mix(config: MixConfig, surfaces: tuple[str, ...], *rows: Candidates) -> Plan:
     """Rates of negatives so that all positives and the kept negatives fit the budget.
 
-    `ConfigError` when the positives alone cost more than the budget: they are never dropped.
+    The candidates may come in parts. `ConfigError` when the positives alone cost more than the
+    budget: they are never dropped.
     """
     num = len(surfaces)
-    surface = rows.surface.astype(np.intp)  # counted faster
-    sure = np.flatnonzero(rows.positive)
-    at_choice = np.where(rows.positive, 0.0, rows.flops)
-    candidates = np.bincount(surface, minlength=num)
-    certain = np.bincount(surface[sure], weights=rows.flops[sure], minlength=num)
-    negatives = np.bincount(surface, weights=at_choice, minlength=num)
+    candidates = sum(np.bincount(r.surface, minlength=num) for r in rows)
+    positives = sum(np.bincount(r.surface[r.positive], minlength=num) for r in rows)
+    certain = sum(_cost(r, r.positive, num) for r in rows)
+    negatives = sum(_cost(r, ~r.positive, num) for r in rows)
     named = config.reference_surface
     reference = surfaces.index(named) if named else int(np.argmax(candidates))
     flops_reference = certain[reference] + negatives[reference]
@@ -96,14 +95,13 @@ def plan_mix(config: MixConfig, surfaces: tuple[str, ...], rows: Candidates) -> 
             f"{least:.3g} times the reference surface {surfaces[reference]!r}; raise it"
         )
     shares = allocate(candidates, config)
-    rates = fill(spare, shares, negatives)
-    rates, kept = _shrink(rates, spare, surface, at_choice, rows.chance)
+    rates, kept = _shrink(fill(spare, shares, negatives), spare, rows)
     return Plan(
         reference=reference,
         rates=rates,
         shares=shares,
         candidates=candidates,
-        positives=np.bincount(surface[sure], minlength=num),
+        positives=positives,
         flops=certain + kept,
         flops_reference=float(flops_reference),
     )
@@ -144,13 +142,17 @@ def fill(spare: float, shares: np.ndarray, cost: np.ndarray) -> np.ndarray:
     return rates
 
 
+def _cost(rows: Candidates, chosen: np.ndarray, num_surfaces: int) -> np.ndarray:
+    return np.bincount(rows.surface, weights=rows.flops * chosen, minlength=num_surfaces)
+
+
 def _shrink(
-    rates: np.ndarray, spare: float, surface: np.ndarray, flops: np.ndarray, chance: np.ndarray
+    rates: np.ndarray, spare: float, rows: Sequence[Candidates]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Lower the rates a little where chance kept more than the expectation; FLOPs of the kept."""
     while True:
-        chosen = chance < rates[surface]
-        kept = np.bincount(surface, weights=flops * chosen, minlength=len(rates))
+        parts = ((r, ~r.positive & (r.chance < rates[r.surface])) for r in rows)
+        kept = sum(_cost(r, chosen, len(rates)) for r, chosen in parts)
         if kept.sum() <= spare:
             return rates, kept
         rates = np.where(rates < 1, rates * min(0.999, spare / kept.sum()), rates)

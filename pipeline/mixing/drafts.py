@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from model.config import Objective
 from pipeline.mixing.budget import Candidates, row_flops
 from pipeline.mixing.hashing import uniform
 from pipeline.mixing.selections import (
@@ -18,7 +17,6 @@ from pipeline.mixing.selections import (
     Mask,
     click_group,
     known_labels,
-    labels_at,
     positive_labels,
 )
 from pipeline.run.config import RunConfig
@@ -46,11 +44,12 @@ class Draft:
     def __len__(self) -> int:
         return len(self.place)
 
-    def labels(
-        self, objectives: Sequence[Objective], base: Columns, chosen: NDArray[np.int64]
-    ) -> Labels:
-        """Some of one bucket's candidates as labels; `base` holds the bucket's impressions."""
-        return labels_at(objectives, base, self.place[chosen], self.group[chosen])
+    def take(self, chosen: Mask) -> Draft:
+        """The candidates of a mask."""
+        costs = {f.name: getattr(self.costs, f.name)[chosen] for f in fields(Candidates)}
+        return replace(
+            self, place=self.place[chosen], group=self.group[chosen], costs=Candidates(**costs)
+        )
 
 
 def draft(config: RunConfig, window: Window, rows: Columns, begin: int = 0) -> Draft:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -36,11 +37,11 @@ from pipeline.mixing.frames import (
 from pipeline.mixing.ledger import Entry, listed
 from pipeline.mixing.mix_report import MixReport, copied_feature_bytes
 from pipeline.mixing.selections import (
-    I64,
     Columns,
     Selection,
     click_group,
     known_labels,
+    labels_at,
     logged_labels,
     rows_of,
 )
@@ -112,41 +113,30 @@ class _Mixer:
 
     def mix(self) -> Outcome:
         """Plan over all candidates, then write every bucket's selections."""
-        drafted, bounds = self._drafted()
-        balance = {
-            name: balance_factors(positives, self.config.mix.conversion_balance)
-            for name, positives in drafted.bought.items()
-        }
-        plan = plan_mix(self.config.mix, self.config.surfaces, drafted.costs)
-        kept = plan.keeps(drafted.costs.surface, drafted.costs.positive, drafted.costs.chance)
-        report = MixReport(self.config.surfaces, tuple(o.name for o in self.objectives))
-        for bucket in self.buckets:
-            chosen = bounds[bucket] + np.flatnonzero(kept[bounds[bucket] : bounds[bucket + 1]])
-            base = self._whole(bucket)
-            train = self._train(base, drafted, chosen, plan, balance)
-            self._write(bucket, base, {"train": train} | self._unsampled(base), report)
-        rows = report.rows("train")
-        figures = report.figures(plan)
-        figures["conversion_balance"] = {n: f.tolist() for n, f in balance.items()}
-        figures["feature_bytes_copied"] = copied_feature_bytes(self.folder, self.config.features)
-        figures["ledger"] = listed([self._ledger(drafted.num_known, rows)])
-        log.info("mix: %s", {n: (f["rate"], f["kept"]) for n, f in figures["surfaces"].items()})
-        return Outcome(rows=rows, figures=figures)
-
-    def _drafted(self) -> tuple[Draft, list[int]]:
-        """The candidates of all buckets, and where each bucket's begin, with the end of all."""
-        drafts: list[Draft] = []
-        bounds = [0]
-        for bucket in self.buckets:
-            found = list(self._drafts(bucket))
-            drafts += found
-            bounds.append(bounds[-1] + sum(map(len, found)))
-        if not bounds[-1]:
+        drafts = [list(self._drafts(bucket)) for bucket in self.buckets]
+        every = list(chain.from_iterable(drafts))
+        if not any(map(len, every)):
             raise DataError(
                 f"no label is known in the training span of {self.config.day}; "
                 "raise window.bootstrap_days or choose a day with more data before it"
             )
-        return joined(drafts), bounds
+        balance = self._balance(every)
+        plan = plan_mix(self.config.mix, self.config.surfaces, *(d.costs for d in every))
+        report = MixReport(self.config.surfaces, tuple(o.name for o in self.objectives))
+        for bucket in self.buckets:
+            self._write(bucket, drafts[bucket], plan, balance, report)
+        kept = report.rows("train")
+        figures = report.figures(plan)
+        figures["conversion_balance"] = {n: f.tolist() for n, f in balance.items()}
+        figures["feature_bytes_copied"] = copied_feature_bytes(self.folder, self.config.features)
+        figures["ledger"] = listed([self._ledger(sum(d.num_known for d in every), kept)])
+        log.info("mix: %s", {n: (f["rate"], f["kept"]) for n, f in figures["surfaces"].items()})
+        return Outcome(rows=kept, figures=figures)
+
+    def _balance(self, drafts: list[Draft]) -> Balance:
+        beta = self.config.mix.conversion_balance
+        bought = {n: np.sum([d.bought[n] for d in drafts], axis=0) for n in drafts[0].bought}
+        return {n: balance_factors(positives, beta) for n, positives in bought.items()}
 
     def _drafts(self, bucket: int) -> Iterator[Draft]:
         """A bucket's candidates, a row group of its impressions at a time."""
@@ -182,8 +172,15 @@ class _Mixer:
         return (labels, ["impression_id", "ts_us", *tasks]), (hist, self.spans or ["g"])
 
     def _write(
-        self, bucket: int, base: Columns, selections: dict[str, Selection], report: MixReport
+        self,
+        bucket: int,
+        drafts: list[Draft],
+        plan: Plan,
+        balance: Balance,
+        report: MixReport,
     ) -> None:
+        base = self._whole(bucket)
+        selections = {"train": self._train(base, drafts, plan, balance)} | self._unsampled(base)
         made = ("g", "label_us", "shift")
         columns = [n for n in (*POINTERS, *self.spans) if n not in made]
         for name, chosen in selections.items():
@@ -191,11 +188,11 @@ class _Mixer:
             tables = (self._table(rows) for rows in report.counting(name, chunks))
             write_pointers(bucket_file(self.folder / name, bucket), tables)
 
-    def _train(
-        self, base: Columns, drafted: Draft, chosen: I64, plan: Plan, balance: Balance
-    ) -> Selection:
-        labels = drafted.labels(self.objectives, base, chosen)
-        surface, positive = drafted.costs.surface[chosen], drafted.costs.positive[chosen]
+    def _train(self, base: Columns, drafts: list[Draft], plan: Plan, balance: Balance) -> Selection:
+        masks = (plan.keeps(d.costs.surface, d.costs.positive, d.costs.chance) for d in drafts)
+        kept = joined([d.take(mask) for d, mask in zip(drafts, masks, strict=True)])
+        labels = labels_at(self.objectives, base, kept.place, kept.group)
+        surface, positive = kept.costs.surface, kept.costs.positive
         delayed = labels.group != click_group(self.objectives)
         considered = np.where(delayed, self.config.mix.delayed_rate, 1.0)
         weight, shift = correct(
