@@ -128,12 +128,14 @@ def rows_of(
     """Columns of a selection, `step` rows at a time: `columns` of the base, g, label_us, shift, y,
     m, w. A selection without rows gives its columns once.
 
-    y is 0 where m is False.
+    y is 0 where m is False. The columns of the base hold until the next rows are asked for, which
+    take their place.
     """
+    memory = {n: np.empty(min(step, len(selection.order)), base[n].dtype) for n in columns}
     for begin in range(0, max(len(selection.order), 1), step):
         rows = selection.order[begin : begin + step]
         labels = selection.labels.take(rows)
-        found = {n: base[n][labels.place] for n in columns}
+        found = {n: _gathered(base[n], labels.place, memory[n]) for n in columns}
         found |= {"g": labels.place, "label_us": labels.label_us}
         found["shift"] = _floats(selection.shift, rows, 0.0)
         for group, names in enumerate(windows(objectives)):
@@ -143,6 +145,11 @@ def rows_of(
                 found[f"m_{name}"] = mine
                 found[f"w_{name}"] = _floats(selection.weights.get(name), rows, 1.0)
         yield found
+
+
+def _gathered(values: NDArray[Any], place: I64, memory: NDArray[Any]) -> NDArray[Any]:
+    # memory that is asked for anew costs more than the gathering; all places are valid
+    return np.take(values, place, out=memory[: len(place)], mode="clip")
 
 
 def _floats(values: NDArray[np.float64] | None, rows: I64, default: float) -> NDArray[np.float32]:
