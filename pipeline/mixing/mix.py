@@ -113,6 +113,7 @@ class _Mixer:
 
     def mix(self) -> Outcome:
         """Plan over all candidates, then write every bucket's selections."""
+        _keep_freed_memory()
         drafts = [list(self._drafts(bucket)) for bucket in self.buckets]
         every = list(chain.from_iterable(drafts))
         if not any(map(len, every)):
@@ -228,3 +229,12 @@ class _Mixer:
             duplicates=0,
             sampled_out=rows_in - rows_out,
         ).checked()
+
+
+def _keep_freed_memory() -> None:
+    """Let freed arrays serve the next ones.
+
+    glibc returns what is freed to the system at once, and the next array is cleared page by page,
+    unless a larger piece than that was freed before: one of nearly the most that it considers.
+    """
+    np.empty(31 << 20, dtype=np.int8)
