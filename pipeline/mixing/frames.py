@@ -93,10 +93,11 @@ def write_pointers(path: Path, tables: Iterable[pa.Table]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     waiting = iter(tables)
     first = next(waiting)
+    schema = pa.schema([f.with_nullable(False) for f in first.schema])  # no level to decode
     wide = [f.name for f in first.schema if f.type == pa.int64()]
     writer = pq.ParquetWriter(
         path,
-        first.schema,
+        schema,
         compression={n: "none" if n in wide else "lz4" for n in first.schema.names},
         use_dictionary=[f.name for f in first.schema if _is_word(f.type)],
         column_encoding=dict.fromkeys(wide, "DELTA_BINARY_PACKED"),
@@ -106,7 +107,7 @@ def write_pointers(path: Path, tables: Iterable[pa.Table]) -> None:
     )
     with writer:
         for table in chain([first], waiting):
-            writer.write_table(table, row_group_size=ROW_GROUP)
+            writer.write_table(table.cast(schema), row_group_size=ROW_GROUP)
 
 
 def read_frames(paths: Sequence[Path], columns: Sequence[str] | None = None) -> pl.DataFrame:

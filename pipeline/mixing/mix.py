@@ -145,7 +145,7 @@ class _Mixer:
         labels, hist = self._files(bucket, len(surface))
         begin = 0
         for found, seen in zip(iter_columns(*labels), iter_columns(*hist), strict=True):
-            end = begin + len(found["ts_us"])
+            end = begin + len(found["impression_id"])
             rows = found | seen | {"surface": surface[begin:end]}
             yield draft(self.config, self.window, rows, begin)
             begin = end
@@ -156,12 +156,13 @@ class _Mixer:
         found = {"surface": surface, "day": day_column(self.parts, bucket, self.window.days)}
         for path, names in self._files(bucket, len(surface)):
             found |= read_columns([path], names, len(surface))
+        found["ts_us"] = found["known_click"]  # a click is known at once
         paths = bucket_files(self.parts, bucket)
         return found | read_columns(paths, ["user_id", "ad_id", "request_id"], len(surface))
 
     def _files(self, bucket: int, num_rows: int) -> tuple[tuple[Path, list[str]], ...]:
         """A bucket's label and hist files with what the mix reads of them; rows are checked."""
-        tasks = [f"{p}_{o.name}" for o in self.objectives for p in ("y", "known", "mature")]
+        tasks = [f"{p}_{o.name}" for o in self.objectives for p in ("y", "known")]
         labels = bucket_file(self.run.output("labels"), bucket)
         hist = hist_file(self.run, bucket)
         rows = [pq.read_metadata(path).num_rows for path in (labels, hist)]
@@ -170,7 +171,7 @@ class _Mixer:
                 f"bucket {bucket} has {num_rows} impressions, {rows[0]} labels and {rows[1]} hist "
                 "rows; run the labels and timelines stages again"
             )
-        return (labels, ["impression_id", "ts_us", *tasks]), (hist, self.spans or ["g"])
+        return (labels, ["impression_id", *tasks]), (hist, self.spans or ["g"])
 
     def _write(
         self,
@@ -216,8 +217,7 @@ class _Mixer:
         tasks = [f"{p}_{o.name}" for o in self.objectives for p in ("y", "m", "w")]
         columns = {n: arrow_column(rows[n]) for n in (*POINTERS, *tasks, *self.spans)}
         columns["day"] = pa.DictionaryArray.from_arrays(columns["day"], self.days)
-        fields = [pa.field(n, c.type, nullable=False) for n, c in columns.items()]
-        return pa.table(list(columns.values()), schema=pa.schema(fields))
+        return pa.table(columns)
 
     def _ledger(self, rows_in: int, rows_out: int) -> Entry:
         return Entry(

@@ -69,11 +69,14 @@ def click_group(objectives: Sequence[Objective]) -> int:
 
 
 def known_labels(objectives: Sequence[Objective], base: Columns, begin: int, end: int) -> Labels:
-    """The mature labels that are known in [begin, end), unsorted."""
+    """The labels that are known in [begin, end), unsorted.
+
+    They are mature where `end` is at most the end of the run's day: that is what mature means.
+    """
     places, times, groups = [], [], []
     for group, names in enumerate(windows(objectives)):
-        known, mature = (base[f"{p}_{names[0]}"] for p in ("known", "mature"))
-        place = np.flatnonzero((known >= begin) & (known < end) & mature)
+        known = base[f"known_{names[0]}"]
+        place = np.flatnonzero((known >= begin) & (known < end))
         places.append(place)
         times.append(known[place])
         groups.append(np.full(len(place), group, dtype=np.int8))
