@@ -80,10 +80,10 @@ def plan_mix(config: MixConfig, surfaces: tuple[str, ...], *rows: Candidates) ->
     budget: they are never dropped.
     """
     num = len(surfaces)
-    candidates = sum(np.bincount(r.surface, minlength=num) for r in rows)
-    positives = sum(np.bincount(r.surface[r.positive], minlength=num) for r in rows)
-    certain = sum(_cost(r, r.positive, num) for r in rows)
-    negatives = sum(_cost(r, ~r.positive, num) for r in rows)
+    candidates = np.sum([np.bincount(r.surface, minlength=num) for r in rows], axis=0)
+    positives = np.sum([np.bincount(r.surface[r.positive], minlength=num) for r in rows], axis=0)
+    certain = np.sum([_cost(r, r.positive, num) for r in rows], axis=0)
+    negatives = np.sum([_cost(r, ~r.positive, num) for r in rows], axis=0)
     named = config.reference_surface
     reference = surfaces.index(named) if named else int(np.argmax(candidates))
     flops_reference = certain[reference] + negatives[reference]
@@ -152,7 +152,7 @@ def _shrink(
     """Lower the rates a little where chance kept more than the expectation; FLOPs of the kept."""
     while True:
         parts = ((r, ~r.positive & (r.chance < rates[r.surface])) for r in rows)
-        kept = sum(_cost(r, chosen, len(rates)) for r, chosen in parts)
+        kept = np.sum([_cost(r, chosen, len(rates)) for r, chosen in parts], axis=0)
         if kept.sum() <= spare:
             return rates, kept
         rates = np.where(rates < 1, rates * min(0.999, spare / kept.sum()), rates)

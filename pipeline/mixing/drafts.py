@@ -99,7 +99,7 @@ def _considered(config: RunConfig, base: Columns, known: Labels, positive: Mask)
 
 def _bought(config: RunConfig, base: Columns, labels: Labels, positive: Mask) -> Counts:
     place = labels.place[positive & (labels.group != click_group(config.objectives))]
-    counts = {}
+    counts: Counts = {}
     for objective in config.objectives:
         if objective.name != "click":
             own = place[base[f"y_{objective.name}"][place] == 1]

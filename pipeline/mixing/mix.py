@@ -65,7 +65,7 @@ POINTERS = (
     "label_us",
     "shift",
 )
-Balance = dict[str, NDArray[np.float64]]  # factor by surface, of each conversion objective
+Balance = dict[str, NDArray[np.float64]]  # by objective
 
 
 def mix(run: Run, unit: str = "") -> Manifest:
@@ -200,7 +200,7 @@ class _Mixer:
         weight, shift = correct(
             self.config.mix.correction, rate=plan.rates[surface] * considered, positive=positive
         )
-        weights = {o.name: weight for o in self.objectives}
+        weights: Balance = {o.name: weight for o in self.objectives}
         weights |= {n: weight * factors[surface] for n, factors in balance.items()}
         return Selection(labels=labels, order=labels.order(), shift=shift, weights=weights)
 
