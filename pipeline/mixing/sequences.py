@@ -1,7 +1,6 @@
 """Event sequences of a bucket, sorted by (user, time): built from a day's rows, or extended.
 
-Users become dense codes and codes are sorted by radix; a day is merged into the days before it
-without sorting them again.
+A day is merged into the days before it without sorting them again.
 """
 
 from __future__ import annotations
@@ -24,9 +23,6 @@ SOURCE_COLUMNS: Final = {
     "impressions": ("ts_us", "ad_id", "category_id", "surface", "action"),
     "engagements": ("ts_us", "item_id", "category_id", "surface", "action"),
 }
-
-_MANY = 2_000_000  # rows from which counting is faster, the import of scipy included
-_SPARSE = 8  # ids this many times wider than their number are sorted, denser ones are counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +54,11 @@ class Sequences:
 
 def build_sequences(user_id: np.ndarray, columns: dict[str, np.ndarray]) -> Sequences:
     """Sort events by (user, time); events of one moment keep their given order."""
-    users, codes = dense_codes(user_id)
-    order = order_of(codes, len(users), columns["ts_us"])
+    groups = group_rows(user_id, columns["ts_us"])
     return Sequences(
-        users=users,
-        offsets=offsets_of(np.bincount(codes, minlength=len(users))),
-        columns={name: column[order] for name, column in columns.items()},
+        users=groups.ids,
+        offsets=groups.offsets,
+        columns={n: c.take(groups.order, mode="clip") for n, c in columns.items()},
     )
 
 
@@ -91,58 +86,63 @@ def extend_sequences(older: Sequences, newer: Sequences, begin_us: int) -> Seque
     return Sequences(users=users.astype(np.int64), offsets=offsets, columns=columns)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Groups:
+    """Rows by (id, time): those of `ids[i]` are `order[offsets[i]:offsets[i + 1]]`."""
+
+    ids: np.ndarray  # int64, ascending and distinct
+    offsets: np.ndarray  # int64, one more than ids
+    order: np.ndarray  # int64, one per row
+
+
+def group_rows(ids: np.ndarray, ts_us: np.ndarray | None = None) -> Groups:
+    """Group rows by id; within an id by time, then as given. Without times, as given."""
+    by_time = None
+    if ts_us is not None and (ts_us[1:] < ts_us[:-1]).any():
+        by_time = stable_sort(ts_us)[1]
+        ids = ids.take(by_time, mode="clip")
+    ascending, order = stable_sort(ids)
+    ends = np.flatnonzero(ascending[1:] != ascending[:-1]) + 1
+    offsets = np.concatenate([[0], ends, [len(ids)]]) if len(ids) else np.zeros(1, np.int64)
+    return Groups(
+        ids=ascending[offsets[:-1]],
+        offsets=offsets,
+        order=order if by_time is None else by_time.take(order, mode="clip"),
+    )
+
+
 def dense_codes(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct ids, ascending (int64), and for each id its place among them (an integer)."""
-    if not len(ids):
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    least, most = int(ids.min()), int(ids.max())
-    if most - least > _SPARSE * len(ids):
-        users, codes = np.unique(ids, return_inverse=True)
-        return users.astype(np.int64), codes.astype(np.int64)
-    there = np.zeros(most - least + 1, dtype=bool)
-    there[ids - least] = True
-    code = np.cumsum(there) - 1
-    narrow = np.int32 if len(code) < 2**31 else np.int64
-    return np.flatnonzero(there) + least, code.astype(narrow)[ids - least]
+    """Distinct ids, ascending, and for each id its place among them; both int64."""
+    groups = group_rows(ids)
+    codes = np.empty(len(ids), dtype=np.int64)
+    codes[groups.order] = np.repeat(np.arange(len(groups.ids)), np.diff(groups.offsets))
+    return groups.ids, codes
 
 
-def order_of(codes: np.ndarray, num_codes: int, ts_us: np.ndarray) -> np.ndarray:
-    """The stable order by (code, time): times by merging runs, then codes by radix."""
-    order = None
-    if (ts_us[1:] < ts_us[:-1]).any():
-        order = np.argsort(ts_us, kind="stable")
-        codes = codes[order]
-    by_code = _radix(codes, num_codes)
-    return by_code if order is None else order[by_code]
+def stable_sort(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Integers ascending, and the stable order that sorts them; both int64.
+
+    Value and row share one number where both fit: numpy sorts plain numbers with vector
+    instructions, several times faster than it finds an order.
+    """
+    bits = len(values).bit_length()
+    least = int(values.min()) if len(values) else 0
+    if len(values) and (int(values.max()) - least) >> (63 - bits):
+        order = np.argsort(values, kind="stable")
+        return values[order].astype(np.int64), order
+    both = values - np.int64(least)
+    both <<= bits
+    both += np.arange(len(values))
+    both.sort()
+    order = both & ((1 << bits) - 1)
+    both >>= bits
+    both += least
+    return both, order
 
 
 def offsets_of(counts: np.ndarray) -> np.ndarray:
     """Where each group begins, and at the end their sum; int64, one more than `counts`."""
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-
-
-def _radix(codes: np.ndarray, num_codes: int) -> np.ndarray:
-    """Stable order of codes: few rows by numpy's 16-bit radix sort, many by counting."""
-    if len(codes) >= _MANY:
-        return _counted(codes, num_codes)
-    order = np.argsort((codes & 0xFFFF).astype(np.uint16), kind="stable")
-    if num_codes > 2**16:
-        order = order[np.argsort((codes[order] >> 16).astype(np.uint16), kind="stable")]
-    return order
-
-
-def _counted(codes: np.ndarray, num_codes: int) -> np.ndarray:
-    """Stable order of codes by one counting pass: the transpose of a matrix of one entry a row."""
-    from scipy.sparse import csr_array  # half a second to import: only where it saves more
-
-    narrow = np.int32 if len(codes) < 2**31 - 1 else np.int64
-    one_a_row = np.arange(len(codes) + 1, dtype=narrow)
-    nothing = np.zeros(len(codes), dtype=np.int8)
-    matrix = csr_array(
-        (nothing, codes.astype(narrow, copy=False), one_a_row), shape=(len(codes), num_codes)
-    )
-    order: np.ndarray = matrix.tocsc().indices
-    return order
 
 
 def write_sequences(folder: Path, sequences: Sequences) -> None:

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.mixing import sequences
 from pipeline.mixing.sequences import (
     Sequences,
     build_sequences,
     extend_sequences,
+    group_rows,
     read_sequences,
     write_sequences,
 )
@@ -95,9 +95,19 @@ def test_written_sequences_are_read_back(tmp_path: Path) -> None:
         read_sequences(tmp_path / "shown", "engagements")
 
 
-def test_counting_gives_the_order_of_the_radix_sort(monkeypatch: pytest.MonkeyPatch) -> None:
-    codes = np.random.default_rng(3).integers(0, 70_000, 200_000).astype(np.int32)
-    by_radix = sequences.order_of(codes, 70_000, np.zeros(0, np.int64))
-    monkeypatch.setattr(sequences, "_MANY", 1)
-    assert (sequences.order_of(codes, 70_000, np.zeros(0, np.int64)) == by_radix).all()
-    assert (by_radix == np.argsort(codes, kind="stable")).all()
+@pytest.mark.parametrize("widest", [10, 2**40, 2**62])
+def test_rows_are_grouped_as_two_stable_sorts_would(widest: int) -> None:
+    rng = np.random.default_rng(3)
+    ids = rng.choice(rng.integers(-widest, widest, 500), 20_000)
+    ts = rng.integers(0, 50, len(ids))
+    wanted = np.lexsort((ts, ids))  # numpy sorts by the last key first
+    groups = group_rows(ids, ts)
+    assert (groups.order == wanted).all()
+    assert (groups.ids == np.sort(list(set(ids.tolist())))).all()
+    assert (np.repeat(groups.ids, np.diff(groups.offsets)) == ids[wanted]).all()
+    assert (group_rows(ids).order == np.argsort(ids, kind="stable")).all()
+
+
+def test_no_rows_make_no_groups() -> None:
+    groups = group_rows(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    assert (len(groups.ids), groups.offsets.tolist(), len(groups.order)) == (0, [0], 0)
