@@ -11,14 +11,6 @@ from typing import Final
 
 import numpy as np
 
-COLUMN_TYPES: Final[dict[str, np.dtype]] = {
-    "ts_us": np.dtype(np.int64),
-    "ad_id": np.dtype(np.int64),
-    "item_id": np.dtype(np.int64),
-    "category_id": np.dtype(np.int64),
-    "surface": np.dtype(np.int16),
-    "action": np.dtype(np.int8),
-}
 SOURCE_COLUMNS: Final = {
     "impressions": ("ts_us", "ad_id", "category_id", "surface", "action"),
     "engagements": ("ts_us", "item_id", "category_id", "surface", "action"),
@@ -29,7 +21,8 @@ SOURCE_COLUMNS: Final = {
 class Sequences:
     """Events of all users of a bucket: user `users[i]` owns `offsets[i]:offsets[i + 1]`.
 
-    `columns` holds one array per event column (`SOURCE_COLUMNS`), each as long as `ts_us`.
+    `columns` holds one array per event column (`SOURCE_COLUMNS`), each as long as `ts_us`, of
+    integers as wide as their values need.
     """
 
     users: np.ndarray  # int64, ascending
@@ -58,32 +51,30 @@ def build_sequences(user_id: np.ndarray, columns: dict[str, np.ndarray]) -> Sequ
     return Sequences(
         users=groups.ids,
         offsets=groups.offsets,
-        columns={n: c.take(groups.order, mode="clip") for n, c in columns.items()},
+        columns={n: _narrow(n, c).take(groups.order, mode="clip") for n, c in columns.items()},
     )
 
 
 def extend_sequences(older: Sequences, newer: Sequences, begin_us: int) -> Sequences:
     """Older events from `begin_us` on followed by newer ones; no newer event may be older."""
-    kept = np.flatnonzero(older.ts_us >= begin_us)
-    old_counts = np.diff(np.searchsorted(kept, older.offsets))
-    users = np.union1d(older.users[old_counts > 0], newer.users)
-    old_place = np.searchsorted(users, older.users[old_counts > 0])
-    new_place = np.searchsorted(users, newer.users)
-    old, new = np.zeros(len(users), np.int64), np.zeros(len(users), np.int64)
-    old[old_place] = old_counts[old_counts > 0]
-    new[new_place] = np.diff(newer.offsets)
-    offsets = offsets_of(old + new)
-    # each user's older events begin where the user does, the newer ones behind them
-    old_at = np.arange(len(kept)) + np.repeat(offsets[:-1] - offsets_of(old)[:-1], old)
-    new_at = np.arange(new.sum()) + np.repeat(offsets[:-1] + old - offsets_of(new)[:-1], new)
-    all_kept = len(kept) == len(older.ts_us)
+    kept = older.ts_us >= begin_us
+    all_kept = bool(kept.all())
+    counts = np.diff(older.offsets if all_kept else offsets_of(kept)[older.offsets])
+    old_users = older.users[counts > 0]
+    users = group_rows(np.concatenate([old_users, newer.users])).ids
+    shares = np.zeros((len(users), 2), dtype=np.int64)  # older and newer events of every user
+    shares[np.searchsorted(users, old_users), 0] = counts[counts > 0]
+    shares[np.searchsorted(users, newer.users), 1] = np.diff(newer.offsets)
+    is_new = np.repeat(np.tile([False, True], len(users)), shares.ravel())
+    is_old = ~is_new
     columns = {}
     for name, column in older.columns.items():
-        merged = np.empty(len(old_at) + len(new_at), dtype=column.dtype)
-        merged[old_at] = column if all_kept else column[kept]
-        merged[new_at] = newer.columns[name]
+        added = newer.columns[name]
+        merged = np.empty(len(is_new), dtype=np.result_type(column, added))
+        merged[is_old] = column if all_kept else column[kept]
+        merged[is_new] = added
         columns[name] = merged
-    return Sequences(users=users.astype(np.int64), offsets=offsets, columns=columns)
+    return Sequences(users=users, offsets=offsets_of(shares.sum(axis=1)), columns=columns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,15 +136,25 @@ def offsets_of(counts: np.ndarray) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
+def _narrow(name: str, column: np.ndarray) -> np.ndarray:
+    """The same integers in the narrowest signed type; times keep 64 bits."""
+    if name == "ts_us":
+        return column
+    low, high = (int(column.min()), int(column.max())) if len(column) else (0, 0)
+    kinds = (np.int8, np.int16, np.int32)
+    fits = (k for k in kinds if np.iinfo(k).min <= low and high <= np.iinfo(k).max)
+    return column.astype(next(fits, np.int64), copy=False)
+
+
 def write_sequences(folder: Path, sequences: Sequences) -> None:
-    """One .npy file per column, the users and their offsets."""
+    """One .npy file per column, as narrow as its values allow, the users and their offsets."""
     folder.mkdir(parents=True, exist_ok=True)
     np.save(folder / "users.npy", sequences.users, allow_pickle=False)
     np.save(folder / "offsets.npy", sequences.offsets, allow_pickle=False)
     for name, column in sequences.columns.items():
         np.save(
             folder / f"{name}.npy",
-            column.astype(COLUMN_TYPES[name], copy=False),
+            _narrow(name, column),
             allow_pickle=False,
         )
 
