@@ -6,6 +6,7 @@ pyarrow reads such narrow files in half the time that polars takes, and words as
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -37,16 +38,18 @@ def event_sequences(
 
 
 def read_table(parts: Sequence[Partition], bucket: int, columns: Sequence[str]) -> pa.Table:
-    """Columns of one bucket over partitions, in their order; surfaces as dictionaries."""
+    """Columns of one bucket over partitions, in their order."""
     filled = [p for p in parts if p.bucket_rows[bucket]] or list(parts[:1])
     if not filled:
         raise DataError("no canonical partition to read; run the ingest stage first")
+    return read_columns([bucket_file(p.folder, bucket) for p in filled], columns)
+
+
+def read_columns(paths: Sequence[Path], columns: Sequence[str]) -> pa.Table:
+    """Columns of Parquet files, one after the other; surfaces as dictionaries."""
     words = [c for c in columns if c == "surface"]
     files = (
-        pq.ParquetFile(
-            bucket_file(p.folder, bucket), memory_map=True, pre_buffer=False, read_dictionary=words
-        )
-        for p in filled
+        pq.ParquetFile(p, memory_map=True, pre_buffer=False, read_dictionary=words) for p in paths
     )
     return pa.concat_tables([f.read(list(columns), use_threads=False) for f in files])
 
