@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from pipeline.mixing.sequences import (
 from pipeline.mixing.visibility import History, Matches, Moments
 
 FAR = 2**62  # times near the limit: composite keys must not overflow
+WIDE = [0, 5, 200, -40_000, FAR]  # one for each width of a stored column
 EVENT = st.tuples(
     st.integers(0, 4),
     st.sampled_from([0, 1, 2, 3, 50, 51, FAR]),
@@ -76,6 +78,73 @@ def test_extending_equals_rebuilding(events: list[tuple[int, int, int, int]], be
     assert merged.offsets.tolist() == rebuilt.offsets.tolist()
     for name in ("ts_us", "ad_id", "action"):
         assert merged.columns[name].tolist() == rebuilt.columns[name].tolist()
+
+
+def files_of(sequences: Sequences, folder: Path) -> dict[str, bytes]:
+    write_sequences(folder, sequences)
+    return {p.name: p.read_bytes() for p in folder.iterdir()}
+
+
+DAILY = st.tuples(st.sampled_from([0, 1, 2, FAR]), st.integers(0, 99), st.sampled_from(WIDE))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    days=st.lists(st.lists(DAILY, max_size=8), min_size=1, max_size=5), retention=st.integers(1, 3)
+)
+def test_day_after_day_writes_the_bytes_of_a_rebuild(
+    days: list[list[tuple[int, int, int]]], retention: int
+) -> None:
+    events = [
+        [(who, 100 * day + when, what, 0) for who, when, what in sorted(found, key=lambda e: e[1])]
+        for day, found in enumerate(days)
+    ]
+    extended = sequences_of(events[0])
+    for day in range(1, len(days)):
+        begin = 100 * (day + 1 - retention)
+        with TemporaryDirectory() as folder:
+            write_sequences(Path(folder), extended)
+            older = read_sequences(Path(folder), "impressions")
+            extended = extend_sequences(older, sequences_of(events[day]), begin)
+    rebuilt = sequences_of([e for day in events[-retention:] for e in day])
+    for sequences in (extended, rebuilt):
+        sequences.columns["category_id"] = sequences.columns["ad_id"]
+    with TemporaryDirectory() as one, TemporaryDirectory() as other:
+        assert files_of(extended, Path(one)) == files_of(rebuilt, Path(other))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    events=st.lists(EVENT, max_size=30),
+    later=st.lists(EVENT, max_size=10),
+    query=QUERY,
+    delay=st.sampled_from([0, 1, 10]),
+)
+def test_events_from_the_moment_on_change_no_answer(
+    events: list[tuple[int, int, int, int]],
+    later: list[tuple[int, int, int, int]],
+    query: tuple[int, int],
+    delay: int,
+) -> None:
+    user, ts = (np.array([value]) for value in query)
+    unseen = [e for e in later if e[1] + delay >= query[1]]
+    seen = []
+    for known in (events, events + unseen):
+        sequences = sequences_of(known)
+        start, end = History(sequences, delay).visible(Moments(user, ts))
+        counts = Matches(sequences, "ad_id", delay).counts(user, np.array([1]), ts)
+        shown = [sequences.columns[n][start[0] : end[0]].tolist() for n in ("ts_us", "ad_id")]
+        seen.append((shown, [c.tolist() for c in counts]))
+    assert seen[0] == seen[1]
+
+
+def test_columns_are_stored_as_narrow_as_they_are(tmp_path: Path) -> None:
+    for folder, most, kind in (("a", 127, np.int8), ("b", 128, np.int16), ("c", FAR, np.int64)):
+        write_sequences(tmp_path / folder, sequences_of([(1, 5, most, 0), (1, 6, -1, 1)]))
+        back = read_sequences(tmp_path / folder, "impressions")
+        assert back.columns["ad_id"].dtype == kind
+        assert back.columns["ad_id"].tolist() == [most, -1]
+        assert back.ts_us.dtype == np.int64
 
 
 def test_events_of_one_moment_keep_their_order() -> None:
