@@ -62,8 +62,8 @@ def main(argv: list[str]) -> int:
 
 
 def _ends(folder: str, rows: tuple[int, int], buckets: int, repeats: int) -> dict[str, float]:
-    size = {"questions": rows[0], "events": rows[1], "buckets": buckets}
-    child("benchmarks.timeline:make_events", folder=folder, **size)
+    make = partial(child, "benchmarks.timeline:make_events", folder=folder)
+    make(questions=rows[0], events=rows[1], buckets=buckets)
     ours = partial(child, "benchmarks.timeline:headwater", folder=folder)
     runs = {f"headwater, {buckets}": ours}
     for form in ("asof", "window"):

@@ -36,38 +36,39 @@ class Search:
     """
 
     def __init__(self, offsets: np.ndarray, ts: np.ndarray) -> None:
-        num_groups, counts = len(offsets) - 1, np.diff(offsets)
+        groups, counts = np.arange(len(offsets) - 1), np.diff(offsets)
         self.first = int(ts.min()) if len(ts) else 0
         self.span = (int(ts.max()) - self.first if len(ts) else 0) + 2
         self.times: np.ndarray | None = None
-        if self.span * (num_groups + 1) >= _KEY_LIMIT:
+        if self.span * (len(groups) + 1) >= _KEY_LIMIT:
             # a key of group and time would overflow: times become their rank
             self.times = np.sort(ts)
-            self.span = len(ts) + 1
-        self.keys = np.repeat(np.arange(num_groups) * self.span, counts)
-        self.keys += self._since(ts)
+            self.first, self.span = 0, len(ts) + 1
+            ts = np.searchsorted(self.times, ts)
+        self.keys = np.repeat(self.origin(groups), counts)
+        self.keys += ts
 
-    def position(self, code: np.ndarray, before: np.ndarray) -> np.ndarray:
-        """Place in the events after the last one of group `code` with time < `before`.
+    def origin(self, code: np.ndarray) -> np.ndarray:
+        """What is added to a time to make it a key of group `code`."""
+        origin: np.ndarray = code * np.int64(self.span) - self.first
+        return origin
+
+    def position(self, origin: np.ndarray, before: np.ndarray) -> np.ndarray:
+        """Place in the events after the last one of a group with time < `before`.
 
         Fast when the questions come in (group, time) order.
         """
-        asked = self._since(before)
-        asked += code * np.int64(self.span)
+        if self.times is None:
+            asked = np.clip(before, self.first, self.first + self.span - 1)
+        else:
+            asked = np.searchsorted(self.times, before)
+        asked += origin
         if (asked[1:] >= asked[:-1]).all():
             return np.searchsorted(self.keys, asked)
         order = np.argsort(asked)  # searching in ascending order keeps to the cache
         found = np.empty(len(asked), dtype=np.int64)
         found[order] = np.searchsorted(self.keys, asked[order])
         return found
-
-    def _since(self, ts: np.ndarray) -> np.ndarray:
-        """Time since the first event within [0, span), or its rank."""
-        if self.times is not None:
-            return np.searchsorted(self.times, ts)
-        since = np.clip(ts, self.first, self.first + self.span - 1)
-        since -= self.first
-        return since
 
 
 class History:
@@ -83,8 +84,8 @@ class History:
         start = np.repeat(self.sequences.offsets[place] * known, moments.counts)
         # an unknown user takes the place of the next one, so that the codes ascend
         next_user = np.searchsorted(self.sequences.users, moments.users)
-        code = np.repeat(next_user, moments.counts)
-        end = self.search.position(code, moments.ts_us - self.delay_us)
+        origin = np.repeat(self.search.origin(next_user), moments.counts)
+        end = self.search.position(origin, moments.ts_us - self.delay_us)
         if not known.all():
             end *= np.repeat(known, moments.counts)
         return moments.restored(start), moments.restored(end)
@@ -110,7 +111,7 @@ class Matches:
         code, pair_known = find(self.pairs, user * max(len(self.keys), 1) + place)
         known = user_known & key_known & pair_known
         begin = self.begin[code]
-        end = self.search.position(code, ts_us - self.delay_us)
+        end = self.search.position(self.search.origin(code), ts_us - self.delay_us)
         seen = (end - begin) * known
         acted = (self.acted[end] - self.acted[begin]) * known
         return seen.astype(np.float32), acted.astype(np.float32)
