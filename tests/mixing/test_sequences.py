@@ -31,7 +31,7 @@ QUERY = st.tuples(st.integers(0, 5), st.sampled_from([0, 1, 2, 3, 4, 50, 52, 60,
 
 def sequences_of(events: list[tuple[int, int, int, int]]) -> Sequences:
     rows = np.array(events, dtype=np.int64).reshape(-1, 4)
-    columns = {
+    columns: dict[str, np.ndarray] = {
         "ts_us": rows[:, 1],
         "ad_id": rows[:, 2],
         "category_id": np.arange(len(rows)),
