@@ -30,38 +30,39 @@ class Moments:
 
 
 class Search:
-    """Finds how many events of a group happened before a moment, for many questions at once.
+    """Finds how many events of a group were visible at a moment, for many questions at once.
 
     Events are given sorted by (group, time), with the offsets of the groups.
     """
 
-    def __init__(self, offsets: np.ndarray, ts: np.ndarray) -> None:
+    def __init__(self, offsets: np.ndarray, ts: np.ndarray, delay: int) -> None:
         groups, counts = np.arange(len(offsets) - 1), np.diff(offsets)
-        self.first = int(ts.min()) if len(ts) else 0
-        self.span = (int(ts.max()) - self.first if len(ts) else 0) + 2
+        first = int(ts.min()) if len(ts) else 0
+        self.span = (int(ts.max()) - first if len(ts) else 0) + 2
+        self.delay, self.begin = delay, first + delay
         self.times: np.ndarray | None = None
         if self.span * (len(groups) + 1) >= _KEY_LIMIT:
             # a key of group and time would overflow: times become their rank
             self.times = np.sort(ts)
-            self.first, self.span = 0, len(ts) + 1
+            first, self.span, self.begin = 0, len(ts) + 1, 0
             ts = np.searchsorted(self.times, ts)
-        self.keys = np.repeat(self.origin(groups), counts)
+        self.keys = np.repeat(groups * self.span - first, counts)
         self.keys += ts
 
     def origin(self, code: np.ndarray) -> np.ndarray:
-        """What is added to a time to make it a key of group `code`."""
-        origin: np.ndarray = code * np.int64(self.span) - self.first
+        """What is added to a moment (or its rank) to compare it with the keys of group `code`."""
+        origin: np.ndarray = code * np.int64(self.span) - self.begin
         return origin
 
-    def position(self, origin: np.ndarray, before: np.ndarray) -> np.ndarray:
-        """Place in the events after the last one of a group with time < `before`.
+    def position(self, origin: np.ndarray, moment: np.ndarray) -> np.ndarray:
+        """Place in the events after the last one of a group with time + delay < `moment`.
 
         Fast when the questions come in (group, time) order.
         """
         if self.times is None:
-            asked = np.clip(before, self.first, self.first + self.span - 1)
+            asked = np.clip(moment, self.begin, self.begin + self.span - 1)
         else:
-            asked = np.searchsorted(self.times, before)
+            asked = np.searchsorted(self.times, moment - self.delay)
         asked += origin
         if (asked[1:] >= asked[:-1]).all():
             return np.searchsorted(self.keys, asked)
@@ -75,8 +76,8 @@ class History:
     """Which events of one type each (user, moment) sees."""
 
     def __init__(self, sequences: Sequences, delay_us: int) -> None:
-        self.sequences, self.delay_us = sequences, delay_us
-        self.search = Search(sequences.offsets, sequences.ts_us)
+        self.sequences = sequences
+        self.search = Search(sequences.offsets, sequences.ts_us, delay_us)
 
     def visible(self, moments: Moments) -> tuple[np.ndarray, np.ndarray]:
         """Start and end of every question's visible events; 0, 0 for an unknown user."""
@@ -85,7 +86,7 @@ class History:
         # an unknown user takes the place of the next one, so that the codes ascend
         next_user = np.searchsorted(self.sequences.users, moments.users)
         origin = np.repeat(self.search.origin(next_user), moments.counts)
-        end = self.search.position(origin, moments.ts_us - self.delay_us)
+        end = self.search.position(origin, moments.ts_us)
         if not known.all():
             end *= np.repeat(known, moments.counts)
         return moments.restored(start), moments.restored(end)
@@ -95,11 +96,11 @@ class Matches:
     """How many visible events of a user share a key with the query."""
 
     def __init__(self, sequences: Sequences, key: str, delay_us: int) -> None:
-        self.users, self.delay_us = sequences.users, delay_us
+        self.users = sequences.users
         self.keys, key_codes = dense_codes(sequences.columns[key])
         groups = group_rows(sequences.codes * max(len(self.keys), 1) + key_codes)
         self.pairs, self.begin = groups.ids, groups.offsets
-        self.search = Search(self.begin, sequences.ts_us[groups.order])
+        self.search = Search(self.begin, sequences.ts_us[groups.order], delay_us)
         self.acted = offsets_of(sequences.columns["action"][groups.order] == 1)
 
     def counts(
@@ -111,7 +112,7 @@ class Matches:
         code, pair_known = find(self.pairs, user * max(len(self.keys), 1) + place)
         known = user_known & key_known & pair_known
         begin = self.begin[code]
-        end = self.search.position(self.search.origin(code), ts_us - self.delay_us)
+        end = self.search.position(self.search.origin(code), ts_us)
         seen = (end - begin) * known
         acted = (self.acted[end] - self.acted[begin]) * known
         return seen.astype(np.float32), acted.astype(np.float32)
