@@ -1,8 +1,8 @@
 """The same tuning for every arch: N trials over learning rates, width and dropout, from one design.
 
-`python -m benchmarks.tuning --arch A --trials N [--record FILE]` trains a planted world once per
-trial, prints each trial as a line of JSON and, with `--record docs/experiments.md`, keeps the arch's
-table there. Trial 0 has the config's own dials. Trials are scored on validation hours before the
+`python -m benchmarks.tuning --arch A --trials N [--record FILE]` trains on a planted world once
+per trial, prints each trial as a line of JSON and, with `--record docs/experiments.md`, keeps the
+arch's table there. Trial 0 has the config's own dials. Trials are scored on validation hours before the
 cut, never on the holdout, and chosen by the NE against planted probabilities.
 """
 
