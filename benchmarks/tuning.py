@@ -2,8 +2,8 @@
 
 `python -m benchmarks.tuning --arch A --trials N [--record FILE]` trains on a planted world once
 per trial, prints each trial as a line of JSON and, with `--record docs/experiments.md`, keeps the
-arch's table there. Trial 0 has the config's own dials. Trials are scored on validation hours before the
-cut, never on the holdout, and chosen by the NE against planted probabilities.
+arch's table there. Trial 0 has the config's own dials. Trials are scored on validation hours before
+the cut, never on the holdout, and chosen by the NE against planted probabilities.
 """
 
 from __future__ import annotations
