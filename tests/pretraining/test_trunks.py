@@ -46,14 +46,17 @@ def test_trains_and_publishes_its_trunk(runs, arch):
 
 
 @archs
-def test_is_evaluated_and_precomputed(runs, arch):
-    run = runs[arch]
-    predictions = pl.read_parquet(run.output("evaluate") / "predictions.parquet")
+def test_is_evaluated(runs, arch):
+    predictions = pl.read_parquet(runs[arch].output("evaluate") / "predictions.parquet")
     assert predictions["p_click"].is_between(0, 1).all()
     assert predictions["p_click"].n_unique() > 10
-    vectors = pl.read_parquet(run.output("precompute", "0") / "vectors.parquet")
-    assert len(vectors) == need_manifest(run.output("precompute", "0")).rows > 0
-    assert need_manifest(run.output("represent")).rows > 0
+
+
+@pytest.mark.parametrize("arch", [ARCHS[0], ARCHS[-1]])
+def test_is_logged_and_precomputed(runs, arch):
+    shard = runs[arch].output("precompute", "0")
+    assert len(pl.read_parquet(shard / "vectors.parquet")) == need_manifest(shard).rows > 0
+    assert need_manifest(runs[arch].output("represent")).rows > 0
 
 
 def test_trunks_differ_in_lineage_and_share_the_lake(runs):
