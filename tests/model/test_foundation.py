@@ -29,8 +29,21 @@ SWITCHES = [
     {"embedding_dim": 8},
     {"rote": "none"},
     {"sumkron_rank": 1},
+    {"sumkron_rank": 0},
+    {"pffn": "none"},
+    {"gdpa_activation": ("silu", "relu_square")},
+    {"gdpa_tau": "max_len", "summary_tokens": 20},
+    {"summarize_norm": False},
+    {"last_attention": "skip"},
+    {"compskip": False, "last_attention": "skip", "heads_read": "x"},
+    {"attention": "block", "attention_block": 7},
+    {"rote_phi_base": 100.0},
+    {"partition": "contiguous", "residual_init": "random", "wukong_experts": 2},
+    {"surface_experts": False},
 ]
-switches = pytest.mark.parametrize("changes", SWITCHES, ids=lambda c: "-".join(c) or "default")
+switches = pytest.mark.parametrize(
+    "changes", SWITCHES, ids=lambda c: "-".join(f"{k}={v}" for k, v in c.items()) or "default"
+)
 
 
 @switches
