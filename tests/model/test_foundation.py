@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from model.config import ModelConfig
 from model.flops import flops_by_part, flops_per_row
 from model.foundation import training_loss
-from model.snapshot import features_from, load_snapshot, read_meta, save_snapshot
+from model.snapshot import config_from, features_from, load_snapshot, read_meta, save_snapshot
 
 SWITCHES = [
     {},
@@ -216,3 +216,8 @@ def test_snapshot_round_trip(build, features, tmp_path):
 
 def test_features_survive_json(features):
     assert features_from(json.loads(json.dumps(asdict(features)))) == features
+
+
+def test_config_survives_json():
+    config = replace(ModelConfig(), gdpa_activation=("gelu", "relu"), gdpa_tau=3.0)
+    assert config_from(json.loads(json.dumps(asdict(config)))) == config
