@@ -63,10 +63,10 @@ def _record(path: Path, arch: str, trials: list[dict[str, Any]], world: World, s
     first = trials[0]
     head = (
         f"### Tuning of {arch}\n\n"
-        f"`python -m benchmarks.tuning --arch {arch} --trials {len(trials)} --seed {seed}`: planted "
-        f"logs of {world.days} days at {world.rows_per_day} impressions, {world.users} users and "
-        f"{world.ads} ads; {first['rows']} rows in one pass, the last {first['validation_rows']} "
-        "scored before they were trained on. Best in bold.\n\n"
+        f"`python -m benchmarks.tuning --arch {arch} --trials {len(trials)} --seed {seed}`: "
+        f"planted logs of {world.days} days at {world.rows_per_day} impressions, {world.users} "
+        f"users and {world.ads} ads; {first['rows']} rows in one pass, the last "
+        f"{first['validation_rows']} scored before they were trained on. Best in bold.\n\n"
     )
     replace_section(path, f"tuning {arch}", head + table(("trial", *COLUMNS), rows))
 
