@@ -1,7 +1,8 @@
 """Forward FLOPs of the foundation model per row, from true lengths: plain arithmetic, no torch.
 
 Counted are matrix products as the model runs them (a multiply-add is 2); lookups, norms,
-activations and softmax are not. Training costs three times the forward pass. A row's cost is
+activations and softmax are not, nor are pairs outside of an attention's window or block, which a
+kernel may compute and throw away. Training costs three times the forward pass. A row's cost is
 `fixed + linear * events + pairs * attended pairs` per tower; arrays may be numpy or anything with
 their arithmetic.
 """
@@ -11,7 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from model.baselines.flops import trunk_flops
+from model.baselines.widths import num_context_tokens, read_width, shallow_width
 from model.config import EventType, FeatureSet, ModelConfig
+from model.flops_layers import plain_pool, seed_attention, wukong_layer
 
 Lengths = Mapping[str, Any]
 
@@ -35,41 +39,59 @@ def flops_by_part(
     lengths: Lengths,
     num_surfaces: int = 1,
 ) -> dict[str, Any]:
-    """FLOPs per row of: tokens, interaction, heads, compressor, and each tower's parts."""
-    tokens = _num_tokens(config, features)
+    """FLOPs per row: tokens, heads and compressor, which trunks share, and the trunk's parts."""
     parts: dict[str, Any] = {
         "tokens": _tokens(config, features),
-        "interaction": config.layers * _interaction(config, features),
         "heads": _heads(config, features, num_objectives, num_surfaces),
-        "compressor": 2 * config.mlp_width * (tokens * config.width + config.representation_dim),
+        "compressor": 2
+        * config.mlp_width
+        * (shallow_width(features, config) + config.representation_dim),
     }
-    pools, attends = _counts(config)
+    for event in features.events:
+        entry = 2 * event.width * (config.embedding_dim * len(event.attributes) + 2)
+        parts[f"{event.name}.entry"] = entry * lengths[event.name]
+    trunk = _kunlun if config.arch == "kunlun" else trunk_flops
+    return parts | trunk(config, features, lengths)
+
+
+def _kunlun(config: ModelConfig, features: FeatureSet, lengths: Lengths) -> dict[str, Any]:
+    parts: dict[str, Any] = {"interaction": config.layers * _interaction(config, features)}
     summary = 2 * config.summary_tokens * config.width * (_context(config, features) + config.width)
     if features.events:
-        parts["summarize"] = pools * summary
+        parts["summarize"] = _summarizes(config, features) * summary
     for event in features.events:
         length = lengths[event.name]
-        entry = 2 * event.width * (config.embedding_dim * len(event.attributes) + 2)
-        parts[f"{event.name}.entry"] = entry * length
-        parts[f"{event.name}.gdpa"] = pools * _gdpa(config, features, event, length)
-        parts[f"{event.name}.pool"] = pools * _pool(config, event, length) + _read_out(
-            config, event, length
-        )
+        pools, attends = _counts(config, event)
+        feeds = pools if config.pffn == "gdpa" else 0
+        parts[f"{event.name}.gdpa"] = feeds * _gdpa(config, features, event, length)
+        read_out = plain_pool(config, event, length) if config.reads_out(event) else 0
+        parts[f"{event.name}.pool"] = pools * _pool(config, event, length) + read_out
         parts[f"{event.name}.attention"] = attends * (
             2 * 4 * event.width**2 * length + 4 * event.width * _pairs(config, event, length)
         )
     return parts
 
 
-def _counts(config: ModelConfig) -> tuple[int, int]:
-    """Layers with GDPA and pooling, and layers with self-attention."""
-    if not config.compskip:
-        return config.layers, config.layers
-    return (config.layers + 1) // 2, config.layers // 2
+def folds(event: EventType, num_keys: int, config: ModelConfig) -> bool:
+    """Whether GDPA multiplies its projections into the keys and values instead of the events."""
+    return not config.qk_norm and (event.heads - 1) * num_keys <= event.width
 
 
-def _num_tokens(config: ModelConfig, features: FeatureSet) -> int:
-    return len(features.sparse) + (1 if features.dense_columns else 0)
+def _counts(config: ModelConfig, event: EventType) -> tuple[int, int]:
+    """Layers in which a tower is pooled, and those with self-attention."""
+    layers = range(config.layers)
+    return sum(config.pools(event, i) for i in layers), sum(
+        config.attends(event, i) for i in layers
+    )
+
+
+def _summarizes(config: ModelConfig, features: FeatureSet) -> int:
+    """Layers in which some tower reads the summary."""
+    if config.pffn == "none":
+        return 0
+    return sum(
+        any(config.pools(e, layer) for e in features.events) for layer in range(config.layers)
+    )
 
 
 def _num_ad(features: FeatureSet) -> int:
@@ -79,7 +101,7 @@ def _num_ad(features: FeatureSet) -> int:
 def _context(config: ModelConfig, features: FeatureSet) -> int:
     if config.gdpa_context == "user":
         return len(features.sparse) - _num_ad(features)
-    return _num_tokens(config, features)
+    return num_context_tokens(features)
 
 
 def _tokens(config: ModelConfig, features: FeatureSet) -> int:
@@ -89,11 +111,11 @@ def _tokens(config: ModelConfig, features: FeatureSet) -> int:
 
 def _interaction(config: ModelConfig, features: FeatureSet) -> int:
     """All Wukong experts of one layer."""
-    num_out = _num_tokens(config, features)
+    num_out = num_context_tokens(features)
     num_in = num_out + sum(e.tokens for e in features.events)
     experts = min(config.wukong_experts, num_out)
     return sum(
-        _wukong(config, _share(num_in, experts, i), _share(num_out, experts, i))
+        wukong_layer(config, _share(num_in, experts, i), _share(num_out, experts, i))
         for i in range(experts)
     )
 
@@ -102,22 +124,13 @@ def _share(total: int, parts: int, index: int) -> int:
     return total // parts + (index < total % parts)
 
 
-def _wukong(config: ModelConfig, num_in: int, num_out: int) -> int:
-    width, rank, n = config.width, config.fm_rank, config.summary_tokens
-    pairs = max(1, num_out // 2)
-    attentive = n * num_in * width + n * width * num_in * rank
-    products = 2 * num_in * width * rank
-    mlp = config.mlp_width * (num_in * rank + pairs * width)
-    along_tokens = (num_out - pairs + num_out) * num_in * width
-    return 2 * (attentive + products + mlp + along_tokens)
-
-
 def _heads(
     config: ModelConfig, features: FeatureSet, num_objectives: int, num_surfaces: int
 ) -> int:
-    tokens = _num_tokens(config, features) + sum(e.tokens for e in features.events)
-    read = tokens * config.width + len(features.dense_columns)
-    adapters = 2 * num_surfaces * config.adapter_rank + num_surfaces
+    read = read_width(features, config) + len(features.dense_columns)
+    adapters = (
+        2 * num_surfaces * config.adapter_rank + num_surfaces if config.surface_experts else 0
+    )
     per_trunk = read + adapters + num_objectives * config.head_width
     return 2 * (config.mlp_width * per_trunk + num_surfaces * num_objectives)
 
@@ -128,7 +141,7 @@ def _gdpa(config: ModelConfig, features: FeatureSet, event: EventType, length: A
     short = config.gdpa_short_path if num_ad else 0
     generate = 2 * 2 * width * (n * (config.width + 2 * width) + num_ad * config.width * short)
     keys = n + short
-    if config.qk_norm:
+    if not folds(event, keys, config):
         return generate + (4 * width**2 + 4 * keys * width) * length
     fold = 2 * 2 * keys * width**2
     return generate + fold + 4 * event.heads * keys * width * length
@@ -136,29 +149,21 @@ def _gdpa(config: ModelConfig, features: FeatureSet, event: EventType, length: A
 
 def _pool(config: ModelConfig, event: EventType, length: Any) -> Any:
     if config.pooling == "pma":
-        return _plain_pool(config, event, length)
+        return plain_pool(config, event, length)
     width, rank, tokens = event.width, config.sumkron_rank, event.tokens
     compress = 2 * rank * tokens * width * (config.seeds + config.width)
-    return _seed_attention(event, config.seeds, length) + compress
-
-
-def _read_out(config: ModelConfig, event: EventType, length: Any) -> Any:
-    last_attends = not config.compskip or (config.layers - 1) % 2 == 1
-    return _plain_pool(config, event, length) if last_attends else 0
-
-
-def _plain_pool(config: ModelConfig, event: EventType, length: Any) -> Any:
-    project = 2 * event.tokens * event.width * config.width
-    return _seed_attention(event, event.tokens, length) + project
-
-
-def _seed_attention(event: EventType, seeds: int, length: Any) -> Any:
-    return 4 * event.heads * seeds * event.width * length + 2 * seeds * event.width**2
+    if rank == 0:
+        project = 0 if width == config.width else config.width
+        compress = 2 * tokens * width * (config.seeds + project)
+    return seed_attention(event, config.seeds, length) + compress
 
 
 def _pairs(config: ModelConfig, event: EventType, length: Any) -> Any:
-    """Query-key pairs that take part in attention: all, or those within the window."""
+    """Query-key pairs that take part in attention: all, or those within the window or block."""
     if config.attention == "full":
         return length * length
+    if config.attention == "block":
+        rest = length % config.attention_block
+        return (length - rest) * config.attention_block + rest * rest
     reach = (event.window + length - 1 - abs(event.window - (length - 1))) // 2  # the smaller one
     return length + 2 * (reach * length - reach * (reach + 1) // 2)

@@ -7,13 +7,13 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
-from model_world import NUM_SURFACES, OBJECTIVES, make_batch
+from model_world import NUM_SURFACES, OBJECTIVES, make_batch, take_row
 from torch.utils.flop_counter import FlopCounterMode
 
 from model.config import ModelConfig
 from model.flops import flops_by_part, flops_per_row
 from model.foundation import training_loss
-from model.snapshot import features_from, load_snapshot, read_meta, save_snapshot
+from model.snapshot import config_from, features_from, load_snapshot, read_meta, save_snapshot
 
 SWITCHES = [
     {},
@@ -29,8 +29,21 @@ SWITCHES = [
     {"embedding_dim": 8},
     {"rote": "none"},
     {"sumkron_rank": 1},
+    {"sumkron_rank": 0},
+    {"pffn": "none"},
+    {"gdpa_activation": ("silu", "relu_square")},
+    {"gdpa_tau": "max_len", "summary_tokens": 20},
+    {"summarize_norm": False},
+    {"last_attention": "skip"},
+    {"compskip": False, "last_attention": "skip", "heads_read": "x"},
+    {"attention": "block", "attention_block": 7},
+    {"rote_phi_base": 100.0},
+    {"partition": "contiguous", "residual_init": "random", "wukong_experts": 2},
+    {"surface_experts": False},
 ]
-switches = pytest.mark.parametrize("changes", SWITCHES, ids=lambda c: "-".join(c) or "default")
+switches = pytest.mark.parametrize(
+    "changes", SWITCHES, ids=lambda c: "-".join(f"{k}={v}" for k, v in c.items()) or "default"
+)
 
 
 @switches
@@ -111,32 +124,10 @@ def test_rows_do_not_depend_on_their_batch(build, features):
             )
 
 
-def take_row(batch, row):
-    events = {}
-    for name, e in batch.events.items():
-        start = int(e.lengths_B[:row].sum())
-        part = slice(start, start + int(e.lengths_B[row]))
-        events[name] = type(e)(
-            ids_EA=e.ids_EA[part],
-            lengths_B=e.lengths_B[row : row + 1],
-            gap_E=e.gap_E[part],
-            age_E=e.age_E[part],
-        )
-    one = slice(row, row + 1)
-    return type(batch)(
-        events=events,
-        **{
-            n: getattr(batch, n)[one]
-            for n in ("ids_BF", "dense_BC", "surface_B", "labels_BK", "mask_BK", "weight_BK")
-        },
-        row_B=batch.row_B[one],
-    )
-
-
 def test_user_context_keeps_towers_free_of_the_ad(build, features):
     model = build(gdpa_context="user", gdpa_short_path=0).eval()
     seen = []
-    model.dense.kunlun.register_forward_hook(lambda m, i, o: seen.append(o.h_BQD))
+    model.dense.trunk.register_forward_hook(lambda m, i, o: seen.append(o.h_BQD))
     batch = make_batch(features)
     ids_BF = batch.ids_BF.clone()
     ids_BF[:, [i for i, f in enumerate(features.sparse) if f.scope == "ad"]] = 1
@@ -203,3 +194,8 @@ def test_snapshot_round_trip(build, features, tmp_path):
 
 def test_features_survive_json(features):
     assert features_from(json.loads(json.dumps(asdict(features)))) == features
+
+
+def test_config_survives_json():
+    config = replace(ModelConfig(), gdpa_activation=("gelu", "relu"), gdpa_tau=3.0)
+    assert config_from(json.loads(json.dumps(asdict(config)))) == config
