@@ -12,6 +12,8 @@ from torch import Tensor
 from kernels.attention import eager as _attention
 from kernels.gdpa import eager as _gdpa
 from kernels.layout import Bucket, Layout, arrange
+from kernels.mxfp8 import eager as _mxfp8
+from kernels.mxfp8.eager import PLAIN, Mxfp8, Recipe
 from kernels.pooling import eager as _pooling
 
 Backend = Literal["auto", "eager"]
@@ -20,11 +22,17 @@ __all__ = [
     "Backend",
     "Bucket",
     "Layout",
+    "Mxfp8",
+    "Recipe",
     "arrange",
     "choose_backend",
     "gdpa",
     "jagged_attention",
     "jagged_pool",
+    "mxfp8_dequantize",
+    "mxfp8_linear",
+    "mxfp8_quantize",
+    "mxfp8_support",
     "rotate",
     "seed_attention",
 ]
@@ -95,3 +103,23 @@ def jagged_pool(
     if (mode == "softmax") != (logits_P is not None):
         raise ValueError(f"logits_P goes with mode 'softmax' alone, got mode {mode!r}; fix one")
     return _pooling.jagged_pool(values_PD, layout, mode=mode, logits_P=logits_P)
+
+
+def mxfp8_quantize(x_MN: Tensor, *, square: bool = False, stochastic: bool = False) -> Mxfp8:
+    """E4M3 codes and a power of two per 32 columns, or per 32 x 32 square (kernels/mxfp8)."""
+    return _mxfp8.quantize(x_MN, square=square, stochastic=stochastic)
+
+
+def mxfp8_dequantize(x: Mxfp8) -> Tensor:
+    """float32 numbers of MXFP8 codes, [M, N]."""
+    return _mxfp8.dequantize(x)
+
+
+def mxfp8_linear(x_MI: Tensor, weight_OI: Tensor, *, recipe: Recipe = PLAIN) -> Tensor:
+    """x w^T of factors rounded to MXFP8, [M, O]; so are both products of the backward pass."""
+    return _mxfp8.linear(x_MI, weight_OI, recipe)
+
+
+def mxfp8_support() -> tuple[str, str]:
+    """How MXFP8 products are computed here, and the reason."""
+    return "emulated", "exact codes and scales, float32 products: no block-scaled unit is used"
