@@ -36,6 +36,7 @@ class Layout:
     """Slots of a jagged batch. `order_R` lists the rows that have events, in bucket order."""
 
     lengths_B: Tensor
+    begin_B: Tensor  # int64, a row's first slot; 0 for rows without events
     order_R: Tensor
     slot_E: Tensor | None  # None: slot i holds event i
     buckets: tuple[Bucket, ...]
@@ -141,6 +142,7 @@ def arrange(lengths_B: Tensor) -> Layout:
     in_order = len(order) == len(lengths) and bool((order == np.arange(len(order))).all())
     return Layout(
         lengths_B=lengths_B,
+        begin_B=torch.from_numpy(begin_of_row),
         order_R=torch.from_numpy(order),
         slot_E=None if in_place else torch.from_numpy(slot),
         buckets=tuple(buckets),
