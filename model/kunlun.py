@@ -1,15 +1,22 @@
 """Kunlun (arXiv 2602.10016): the layer of its Algorithm 1, and the stack. Start reading here.
 
 X [B, N, D] are the context tokens (one per sparse feature, one for all numbers). Each event type
-has a tower: S, its events in a jagged layout, and H [B, Q, D], what was pooled from it.
+has a tower: S, its events in a jagged layout, and H [B, Q, D], what was pooled from it. Layer l:
 
-    W  = WeightGen(Summarize(X))         one set of keys and values per row and tower
-    S  = S + GDPA(Norm(S), W)            unless skipped (odd layers, with CompSkip)
-    H  = HSP(S)                          unless skipped (then H of the layer before)
-    X  = GlobalInteraction([X | H])      always
-    S  = S + WindowAttention(Norm(S))    unless skipped (even layers, with CompSkip)
+    W  = WeightGen(Summarize(X))          gdpa.py: keys and values, made for each row and tower
+    S~ = GDPA(Norm(S), W) + S             gdpa.py, unless skip_pffn
+    H  = HSP(S~)                          pooling.py, unless skip_hsp (then H of the layer before)
+    X  = GlobalInteraction([X | H])       interaction.py: a mixture of Wukong experts, always
+    S  = WindowAttention(Norm(S~)) + S~   sequence.py, unless skip_self_attention
 
-After the last attention each tower is read out once more (PMA), so that no layer works in vain.
+CompSkip: even layers skip self-attention, odd ones skip the rest (`ModelConfig.pools`, `attends`).
+Event-level personalization: each `EventType` has its own width, heads, tokens, window and number
+of layers; after its last layer a tower rests and its H is reused. A tower that ends on
+self-attention is pooled once more by PMA, so that no layer works in vain, or skips that attention.
+
+The same from the equations, without batches: reference/stack.py. Every switch: docs/kunlun.md.
+
+Suffixes: B rows, N context tokens, n summary tokens, D model width, Q pooled tokens of all towers.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def _build(kind: Any, data: Any, path: str) -> Any:
 def _member(union: Any, data: Any) -> Any:
     """The member of a union that `data` is meant for: a list's, a string's, or the other one."""
     kinds = [k for k in get_args(union) if k is not type(None)]
-    origins = {list: tuple, tuple: tuple, str: Literal}
+    origins: dict[type, Any] = {list: tuple, tuple: tuple, str: Literal}
     fitting = [k for k in kinds if get_origin(k) is origins.get(type(data))]
     return (fitting or kinds)[0]
 

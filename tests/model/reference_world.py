@@ -17,7 +17,8 @@ from model.config import (
     SparseFeature,
 )
 from model.embedding import DenseInputs, EventInputs
-from model.reference import EventRow, Row
+from model.reference.stack import Row
+from model.reference.towers import EventRow
 
 NUM_SURFACES = 3
 LENGTHS = {"click": [0, 1, 7, 4, 0], "view": [5, 0, 1, 3, 0], "like": [2, 0, 5, 1, 0]}

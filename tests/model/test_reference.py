@@ -20,13 +20,13 @@ from reference_world import (
 )
 
 import kernels
-from model import reference
 from model.config import Objective
 from model.experts import SurfaceExperts
 from model.foundation import DenseArch
 from model.gdpa import PersonalizedFeedForward, Summarize
 from model.interaction import GlobalInteraction
 from model.kunlun import _pooling
+from model.reference import stack, towers
 from model.sequence import EventEntry, Sequence, SequenceAttention
 
 OBJECTIVES = (Objective(name="click"), Objective(name="conversion"))
@@ -79,7 +79,7 @@ def compare_models(features, config, lengths):
     inputs, rows = make_inputs(features, lengths, config.embedding_dim)
     w = dict(model.named_parameters())
     got = model(inputs).logits_BK
-    want = torch.stack([reference.foundation(row, w, features, config) for row in rows])
+    want = torch.stack([stack.foundation(row, w, features, config) for row in rows])
     read = {k: v for k, v in w.items() if not k.startswith("compressor.")}
     same(got, want, leaves(inputs) | read)
 
@@ -107,7 +107,7 @@ def test_model_without_towers():
     model = shaken(DenseArch(features, OBJECTIVES, NUM_SURFACES, BASE)).eval()
     inputs, rows = make_inputs(features, {"": [0, 0]}, 4)
     w = dict(model.named_parameters())
-    want = torch.stack([reference.foundation(row, w, features, BASE) for row in rows])
+    want = torch.stack([stack.foundation(row, w, features, BASE) for row in rows])
     same(model(inputs).logits_BK, want, leaves(inputs))
 
 
@@ -133,7 +133,7 @@ def test_gdpa(keys, qk_norm, activation):
     got = sequence.layout.unpack(module(sequence, x_sum, ad).state_PW)
     w = dict(module.named_parameters())
     rows = zip(s_EW.split(lengths), x_sum, ad, strict=True)
-    want = torch.cat([reference.pffn(*row, w, event, config) for row in rows])
+    want = torch.cat([towers.pffn(*row, w, event, config) for row in rows])
     same(got, want, {"s": s_EW, "x_sum": x_sum, "ad": ad} | w)
 
 
@@ -142,7 +142,7 @@ def test_summarize(norm):
     config = replace(BASE, summarize_norm=norm)
     module, x = shaken(Summarize(6, config)), rand(3, 6, 8)
     w = dict(module.named_parameters())
-    same(module(x), torch.stack([reference.summarize(r, w, config) for r in x]), {"x": x} | w)
+    same(module(x), torch.stack([towers.summarize(r, w, config) for r in x]), {"x": x} | w)
 
 
 @pytest.mark.parametrize("width", [8, 12], ids=["width-of-model", "own-width"])
@@ -152,7 +152,7 @@ def test_pooling(changes, width):
     module, lengths = shaken(_pooling(event, config)), [9, 0, 1, 4]
     s_EW, _, sequence = sequence_of(lengths, width)
     w = dict(module.named_parameters())
-    want = torch.stack([reference.pool(s, w, event, config) for s in s_EW.split(lengths)])
+    want = torch.stack([towers.pool(s, w, event, config) for s in s_EW.split(lengths)])
     same(module(sequence), want, {"s": s_EW} | w)
 
 
@@ -174,7 +174,7 @@ def test_self_attention(changes, num_pairs):
     got = sequence.layout.unpack(module(sequence).state_PW)
     w = dict(module.named_parameters())
     rows = zip(s_EW.split(lengths), angles, strict=True)
-    want = torch.cat([reference.self_attention(*row, w, event, config) for row in rows])
+    want = torch.cat([towers.self_attention(*row, w, event, config) for row in rows])
     same(got, want, {"s": s_EW} | w)
 
 
@@ -184,7 +184,7 @@ def test_rotary_time(changes):
     features = replace(unlike_towers(), events=unlike_towers().events[:1])
     inputs, rows = make_inputs(features, {"click": lengths}, 4)
     got = EventEntry(features.events[0], config).double()(inputs.events["click"])
-    want = [reference.rote(row.events["click"], 2, config) for row in rows]
+    want = [towers.rote(row.events["click"], 2, config) for row in rows]
     torch.testing.assert_close(got.layout.unpack(got.angle_PR), torch.cat(want))
 
 
@@ -196,7 +196,7 @@ def test_global_interaction(experts, partition, layer):
     module, x, h = shaken(GlobalInteraction(5, 4, layer, config)), rand(2, 5, 8), rand(2, 4, 8)
     w = dict(module.named_parameters())
     rows = zip(x, h, strict=True)
-    want = torch.stack([reference.global_interaction(*r, layer, w, config) for r in rows])
+    want = torch.stack([stack.global_interaction(*r, layer, w, config) for r in rows])
     same(module(x, h), want, {"x": x, "h": h} | w)
 
 
@@ -204,5 +204,5 @@ def test_surface_experts():
     module, x = shaken(SurfaceExperts(3, 6, 2)), rand(5, 6)
     w, surfaces = dict(module.named_parameters()), [2, 0, 1, 1, 0]
     rows = zip(x, surfaces, strict=True)
-    want = torch.stack([reference.surface_experts(*row, w, 2) for row in rows])
+    want = torch.stack([stack.surface_experts(*row, w, 2) for row in rows])
     same(module(x, torch.tensor(surfaces)), want, {"x": x} | w)
