@@ -36,6 +36,8 @@ def jagged_attention(
     `angle_PR` turns queries and keys on the way in (`rotate`); it gets no gradient. A query that
     sees no key gives 0.
     """
+    layout.require_slots(q_PHK)
+    (kv_layout or layout).require_slots(k_PHK, v_PHK)
     mode, reach = FULL, 0
     if window is not None:
         mode, reach = WINDOW, window
@@ -43,12 +45,14 @@ def jagged_attention(
         mode, reach = BLOCK, block
     angles = []
     if angle_PR is not None:
+        if angle_PR.requires_grad:
+            raise ValueError("angle_PR gets no gradient from a kernel; detach it or use rotate")
         angles = [angle_PR, angle_PR if kv_angle_PR is None else kv_angle_PR]
     out, _ = _attention(
         q_PHK.contiguous(),
         k_PHK.contiguous(),
         v_PHK.contiguous(),
-        [a.detach().contiguous() for a in angles],
+        [a.contiguous() for a in angles],
         _tiles(layout) + _tiles(kv_layout or layout),
         mode,
         reach,
@@ -77,7 +81,9 @@ def _attention(
     if tiles[2].shape[0]:
         grid = (tiles[2].shape[0], q.shape[1])
         turns = angles or [q, q]
-        _forward[grid](q, k, v, *turns, out, log_sum, *tiles[:6], **_options(q, angles, mode, reach))
+        _forward[grid](
+            q, k, v, *turns, out, log_sum, *tiles[:6], **_options(q, angles, mode, reach)
+        )
     return out, log_sum
 
 
@@ -255,9 +261,7 @@ def _forward(
     for first in range(low, high, TILE):
         j = first + tl.arange(0, TILE)
         theirs = j < high
-        k_NK = _read(
-            k, angle_k, kv_begin + j, theirs, head, heads, K, WIDTH, TURNED, OPERAND, SUM
-        )
+        k_NK = _read(k, angle_k, kv_begin + j, theirs, head, heads, K, WIDTH, TURNED, OPERAND, SUM)
         v_NK = _read(v, angle_k, kv_begin + j, theirs, head, heads, K, WIDTH, False, OPERAND, SUM)
         score = tl.dot(q_TK, tl.trans(k_NK), input_precision="ieee", out_dtype=SUM) * scale
         pair = theirs[None, :] & _meet(i[:, None], j[None, :], reach, MODE)
@@ -270,7 +274,7 @@ def _forward(
         sum_TK = sum_TK * fade[:, None]
         sum_TK += tl.dot(weight.to(OPERAND), v_NK, input_precision="ieee", out_dtype=SUM)
         top = higher
-    some = total > 0
+    some = total != 0  # true of NaN as well, which must be seen
     result = tl.where(some[:, None], sum_TK / tl.where(some, total, 1.0)[:, None], 0.0)
     c = tl.arange(0, WIDTH)
     at = (slot[:, None] * heads + head) * K + c[None, :]
@@ -325,9 +329,7 @@ def _backward_q(
     for first in range(low, high, TILE):
         j = first + tl.arange(0, TILE)
         theirs = j < high
-        k_NK = _read(
-            k, angle_k, kv_begin + j, theirs, head, heads, K, WIDTH, TURNED, OPERAND, SUM
-        )
+        k_NK = _read(k, angle_k, kv_begin + j, theirs, head, heads, K, WIDTH, TURNED, OPERAND, SUM)
         v_NK = _read(v, angle_k, kv_begin + j, theirs, head, heads, K, WIDTH, False, OPERAND, SUM)
         score = tl.dot(q_TK, tl.trans(k_NK), input_precision="ieee", out_dtype=SUM) * scale
         pair = theirs[None, :] & _meet(i[:, None], j[None, :], reach, MODE)

@@ -28,6 +28,7 @@ def gdpa(
     activation: str | tuple[str, ...] = "gelu",
 ) -> Tensor:
     """Act(q k^T * scale) v, [P, H, K]; free slots are 0."""
+    layout.require_slots(q_PHK)
     names = (activation,) if isinstance(activation, str) else activation
     tiles = tiles_of(layout, QUERIES)
     result: Tensor = _gdpa(

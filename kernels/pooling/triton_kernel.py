@@ -19,6 +19,7 @@ TILE = 64
 
 def seed_attention(q_SHK: Tensor, k_PHK: Tensor, v_PHK: Tensor, layout: Layout) -> Tensor:
     """softmax over each row's events of q k^T / sqrt(K), times v: [B, S, H, K]; empty rows 0."""
+    layout.require_slots(k_PHK, v_PHK)
     tiles = tiles_of(layout, TILE)
     out, _ = _seeds(
         q_SHK.contiguous(),
@@ -66,9 +67,7 @@ def _seeds_backward(
 @_seeds.register_fake
 def _(q, k, v, tiles):  # type: ignore[no-untyped-def]
     num_rows = tiles[0].shape[0]
-    return q.new_empty(num_rows, *q.shape), q.new_empty(
-        num_rows, *q.shape[:2], dtype=_sum_dtype(q)
-    )
+    return q.new_empty(num_rows, *q.shape), q.new_empty(num_rows, *q.shape[:2], dtype=_sum_dtype(q))
 
 
 @_seeds_backward.register_fake
@@ -191,9 +190,9 @@ def _backward_q(
     own = ((row * num_seeds + s)[:, None] * heads + head) * K + c[None, :]
     q_SK = _read(q, (s[:, None] * heads + head) * K + c[None, :], mine, OPERAND)
     grad_SK = _read(grad, own, mine, OPERAND)
-    at = (row * num_seeds + s) * heads + head
-    top = tl.load(log_sum + at, mask=s < num_seeds, other=0.0)
-    middle = tl.load(mean + at, mask=s < num_seeds, other=0.0)
+    seed = (row * num_seeds + s) * heads + head
+    top = tl.load(log_sum + seed, mask=s < num_seeds, other=0.0)
+    middle = tl.load(mean + seed, mask=s < num_seeds, other=0.0)
     begin, length = tl.load(begin_B + row), tl.load(length_B + row)
     sum_SK = tl.zeros((SEEDS, WIDTH), SUM)
     for start in range(0, length, TILE):
