@@ -1,8 +1,9 @@
 """Jagged attention on a GPU: one pass over the keys that a tile of queries may see.
 
-Suffixes: P slots, H heads, K head width, R = K / 2 pairs; in kernels T queries and N keys of a tile.
-Kept for the backward pass are the inputs, the output and each query's log-sum; no sum depends on
-the order of programs. Queries and keys may lie in layouts of their own (same rows, other lengths).
+Suffixes: P slots, H heads, K head width, R = K / 2 pairs; in kernels T queries and N keys of a
+tile. Kept for the backward pass are the inputs, the output and each query's log-sum; no sum depends
+on the order of programs. Queries and keys may lie in layouts of their own: the same rows with
+other lengths.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def near(got: Tensor, want: Tensor, inputs: list[Tensor], dtype: torch.dtype) ->
     want_grads = torch.autograd.grad(want, inputs, pull, allow_unused=True)
     for g, w in zip((got.detach(), *got_grads), (want.detach(), *want_grads), strict=True):
         if g is None or w is None:
-            assert (g is None or not g.any()) and (w is None or not w.any())
+            assert not any(x.any() for x in (g, w) if x is not None)
             continue
         error = float((g.double() - w.double()).norm())
         assert error <= TOLERANCE[dtype] * float(w.double().norm()), (error, float(w.norm()))
