@@ -10,7 +10,7 @@ next: pack once, unpack once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ class Layout:
     """Slots of a jagged batch. `order_R` lists the rows that have events, in bucket order."""
 
     lengths_B: Tensor
+    begin_B: Tensor  # int64, a row's first slot; 0 for rows without events
     order_R: Tensor
     slot_E: Tensor | None  # None: slot i holds event i
     buckets: tuple[Bucket, ...]
@@ -46,6 +47,30 @@ class Layout:
     def num_rows(self) -> int:
         """Rows of the batch, empty ones included."""
         return int(self.lengths_B.shape[0])
+
+    def to(self, device: str | torch.device) -> Layout:
+        """The same layout with its tensors on a device."""
+        return Layout(
+            lengths_B=self.lengths_B.to(device),
+            begin_B=self.begin_B.to(device),
+            order_R=self.order_R.to(device),
+            slot_E=None if self.slot_E is None else self.slot_E.to(device),
+            buckets=tuple(
+                b if b.valid_bT is None else replace(b, valid_bT=b.valid_bT.to(device))
+                for b in self.buckets
+            ),
+            num_slots=self.num_slots,
+            all_rows_in_order=self.all_rows_in_order,
+        )
+
+    def require_slots(self, *values: Tensor) -> None:
+        """`ValueError` unless every tensor has one entry per slot: kernels would leave memory."""
+        for value in values:
+            if value.shape[0] != self.num_slots:
+                raise ValueError(
+                    f"values must have {self.num_slots} slots, got {value.shape[0]}; "
+                    "pack them into this layout first"
+                )
 
     def pack(self, values_EX: Tensor) -> Tensor:
         """Flat events to slots; free slots hold zeros."""
@@ -141,6 +166,7 @@ def arrange(lengths_B: Tensor) -> Layout:
     in_order = len(order) == len(lengths) and bool((order == np.arange(len(order))).all())
     return Layout(
         lengths_B=lengths_B,
+        begin_B=torch.from_numpy(begin_of_row),
         order_R=torch.from_numpy(order),
         slot_E=None if in_place else torch.from_numpy(slot),
         buckets=tuple(buckets),

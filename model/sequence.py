@@ -85,12 +85,16 @@ class SequenceAttention(nn.Module):
         """S + Attention(Norm(S))."""
         normed_PW = self.norm(sequence.state_PW)
         both_PXK = self.query_key(normed_PW).view(-1, 2 * self.heads, self.head_width)
-        if sequence.angle_PR is not None:
-            both_PXK = kernels.rotate(both_PXK, sequence.angle_PR)
         q_PHK, k_PHK = both_PXK.chunk(2, dim=1)
         v_PHK = self.value(normed_PW).view(q_PHK.shape)
         mixed_PHK = kernels.jagged_attention(
-            q_PHK, k_PHK, v_PHK, sequence.layout, window=self.window, block=self.block
+            q_PHK,
+            k_PHK,
+            v_PHK,
+            sequence.layout,
+            window=self.window,
+            block=self.block,
+            angle_PR=sequence.angle_PR,
         )
         state_PW = sequence.state_PW + self.out(mixed_PHK.flatten(1))
         return Sequence(state_PW, sequence.angle_PR, sequence.layout)

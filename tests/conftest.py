@@ -10,6 +10,8 @@ import pytest
 
 for name in ("OMP_NUM_THREADS", "POLARS_MAX_THREADS"):
     os.environ.setdefault(name, "1")
+if not Path("/dev/nvidiactl").exists():  # before anything imports Triton, which reads it once
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
 
 

@@ -158,11 +158,3 @@ def test_references_pass_gradcheck():
     assert torch.autograd.gradcheck(
         lambda q, k, v: pooling.seed_attention(q, k, v, lengths), [rand(2, 1, 2), e[1], e[2]]
     )
-
-
-def test_unbuilt_backend_is_refused():
-    layout = kernels.arrange(torch.tensor([1]))
-    with pytest.raises(ValueError, match="only eager is built"):
-        kernels.gdpa(
-            rand(1, 1, 2), rand(1, 1, 1, 2), rand(1, 1, 1, 2), layout, scale=1.0, backend="triton"
-        )

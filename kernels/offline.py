@@ -1,0 +1,138 @@
+"""Compile every Triton kernel for GPUs that need not be there, and report what each program takes.
+
+`python -m kernels.offline` prints registers, shared memory and spills per kernel, chip and head
+width. A program fits when its shared memory does and it keeps all numbers in registers.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from kernels.attention import triton_kernel as attention
+from kernels.gdpa import triton_kernel as gdpa
+from kernels.pooling import triton_kernel as pooling
+
+CHIPS = (90, 100)
+SHARED_LIMIT = {90: 232_448, 100: 232_448}  # bytes that one program may ask for
+KINDS = {
+    "*i64": ("begin_B", "length_B", "kv_begin_B", "kv_length_B"),
+    "*i32": ("row_Z", "start_Z", "row_Y", "start_Y"),
+    "*fp32": ("angle_q", "angle_k", "log_sum", "mean", "rows_q"),
+    "fp32": ("scale",),
+    "i32": ("num_keys", "heads", "first_head", "head_step", "reach", "num_seeds"),
+}
+NUMBERS = {name: kind for kind, names in KINDS.items() for name in names}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """What one compiled kernel takes: registers a thread, bytes of shared memory and of spills."""
+
+    kernel: str
+    chip: int
+    width: int
+    registers: int
+    shared: int
+    spilled: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether the chip runs it without spilling registers to memory."""
+        return self.shared <= SHARED_LIMIT[self.chip] and self.spilled == 0
+
+
+def programs(chips: tuple[int, ...] = CHIPS, widths: tuple[int, ...] = (64,)) -> list[Program]:
+    """Every kernel compiled in bfloat16; `RuntimeError` in interpreter mode."""
+    return [
+        compiled(name, kernel, constants, chip, width)
+        for chip in chips
+        for width in widths
+        for name, kernel, constants in kernels_of(width)
+    ]
+
+
+def kernels_of(width: int) -> list[tuple[str, Any, dict[str, Any]]]:
+    """(name, kernel, compile-time constants) of all kernels at a head width."""
+    shared = {"K": width, "WIDTH": width, "OPERAND": tl.bfloat16, "SUM": tl.float32}
+    of_gdpa = shared | {"QUERIES": gdpa.QUERIES, "KEYS": gdpa.KEYS, "ACTIVATION": 0}
+    of_seeds = shared | {"TILE": pooling.TILE, "SEEDS": 16}
+    found = [
+        ("gdpa forward", gdpa._forward, of_gdpa),
+        ("gdpa dQ", gdpa._backward_q, of_gdpa),
+        ("gdpa dK dV", gdpa._backward_kv, of_gdpa),
+        ("seeds forward", pooling._forward, of_seeds),
+        ("seeds dQ", pooling._backward_q, of_seeds),
+        ("seeds dK dV", pooling._backward_kv, of_seeds),
+    ]
+    for mode, label in enumerate(("full", "window", "block")):
+        options = shared | {"TILE": attention.TILE, "MODE": mode, "TURNED": True}
+        found += [
+            (f"{label} attention forward", attention._forward, options),
+            (f"{label} attention dQ", attention._backward_q, options),
+            (f"{label} attention dK dV", attention._backward_kv, options),
+        ]
+    return found
+
+
+def compiled(name: str, kernel: Any, constants: dict[str, Any], chip: int, width: int) -> Program:
+    """One kernel for one chip."""
+    if not hasattr(kernel, "arg_names"):
+        raise RuntimeError("kernels are interpreted; unset TRITON_INTERPRET to compile them")
+    signature = {
+        argument: "constexpr" if argument in constants else NUMBERS.get(argument, "*bf16")
+        for argument in kernel.arg_names
+    }
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    built = triton.compile(source, target=GPUTarget("cuda", chip, 32))
+    registers, spilled = _usage(built.asm["cubin"])
+    return Program(
+        kernel=name,
+        chip=chip,
+        width=width,
+        registers=registers,
+        shared=built.metadata.shared,
+        spilled=spilled,
+    )
+
+
+def _usage(cubin: bytes) -> tuple[int, int]:
+    """Registers a thread and bytes of local memory, by the tool that ships with Triton."""
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        told = subprocess.run(
+            [str(tool), "--dump-resource-usage", file.name],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+    found = {key: int(value) for key, value in re.findall(r"(REG|LOCAL|STACK):(\d+)", told)}
+    return found["REG"], found["LOCAL"] + found["STACK"]
+
+
+def main() -> int:
+    """Print the table; 1 when a program does not fit."""
+    table = programs(widths=(32, 64, 128))
+    print(f"{'kernel':28} chip   width  registers  shared KiB  spilled B")
+    for p in table:
+        print(
+            f"{p.kernel:28} sm_{p.chip:<4}{p.width:5} {p.registers:10} "
+            f"{p.shared / 1024:11.1f} {p.spilled:10}" + ("" if p.fits else "  DOES NOT FIT")
+        )
+    return 0 if all(p.fits for p in table) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
