@@ -7,12 +7,13 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Callable
 from typing import Any
 
 from pipeline.run.errors import ConfigError, RetryError
 
 TIMEOUT_S = 60.0
-PATIENCE_S = 300.0  # of reads: a machine at full load answers late, and is not gone
+PATIENCE_S = 300.0  # of calls that may repeat: a machine at full load answers late, and is not gone
 
 
 class AirflowApi:
@@ -39,22 +40,15 @@ class AirflowApi:
 
     def get_patiently(self, path: str, **query: object) -> dict[str, Any]:
         """`get` that repeats while the server does not answer, for some minutes."""
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                return self.get(path, **query)
-            except RetryError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(2.0)
+        return _patiently(lambda: self.get(path, **query))
 
     def post(self, path: str, body: object) -> dict[str, Any]:
         """POST /api/v2<path>."""
         return self._authorized("POST", f"/api/v2{path}", body)
 
     def patch(self, path: str, body: object) -> dict[str, Any]:
-        """PATCH /api/v2<path>."""
-        return self._authorized("PATCH", f"/api/v2{path}", body)
+        """PATCH /api/v2<path>, as patiently: it says the same however often it arrives."""
+        return _patiently(lambda: self._authorized("PATCH", f"/api/v2{path}", body))
 
     def _authorized(self, method: str, path: str, body: object) -> dict[str, Any]:
         if not self._token:
@@ -78,6 +72,17 @@ class AirflowApi:
             raise _refusal(error, f"{method} {path}") from None
         except (OSError, json.JSONDecodeError) as error:
             raise RetryError(f"Airflow at {self.url} does not answer: {error}") from None
+
+
+def _patiently(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return call()
+        except RetryError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(2.0)
 
 
 def quoted(text: str) -> str:
