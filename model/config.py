@@ -73,12 +73,15 @@ class EventType:
     and it becomes visible `availability_delay_s` after it happened, so that no impression sees
     a click that was not yet known. `width`, `heads`, `tokens`, `window`: the tower's own size
     (event-level personalization, arXiv 2602.10016 section on Kunlun's towers).
+    `kinds`: kinds of engagements by name; an event's `action` is then the place of its kind in
+    this list, and the list's length for any other kind. Without them the action is 1.
     """
 
     name: str
     source: Literal["impressions", "engagements"]
     attributes: tuple[EventAttribute, ...]
     max_len: int
+    kinds: tuple[str, ...] = ()
     availability_delay_s: int = 600
     width: int = 32
     heads: int = 2

@@ -200,7 +200,7 @@ def _publish_timeline(run: Run, parts: Parts, bucket: int) -> Manifest:
         stage="timelines",
         unit=f"bucket {bucket}",
         inputs=builder.inputs,
-        settings=[run.config.window.retention_days, run.config.surfaces],
+        settings=[run.config.window.retention_days, run.config.surfaces, *_kinds(run.config)],
         build=builder.build,
     )
 
@@ -268,13 +268,15 @@ def _sequences_of(
 ) -> Sequences:
     shown = event.source == "impressions"
     item = "ad_id" if shown else "item_id"
-    extra = ["click"] if shown else ["surface"]
+    extra = ["click"] if shown else ["surface", *(["kind"] if event.kinds else [])]
     frame = read_bucket(parts, bucket, ["user_id", "ts", item, "category_id", *extra])
     if shown:
         surface, action = surface_column(parts, bucket), frame["click"].to_numpy()
     else:
-        surface = _surface_index(config.surfaces, frame["surface"])
+        surface = _place_in(config.surfaces, frame["surface"], pl.Int16)
         action = np.ones(len(frame), dtype=np.int8)
+        if event.kinds:
+            action = _place_in(event.kinds, frame["kind"], pl.Int8)
     found = {
         "ts_us": frame["ts"].dt.epoch("us").to_numpy(),
         item: frame[item].to_numpy(),
@@ -287,10 +289,14 @@ def _sequences_of(
     )
 
 
-def _surface_index(surfaces: tuple[str, ...], names: pl.Series) -> np.ndarray:
-    """Index into the configured surfaces; any other surface is the one after the last."""
-    places = pl.Series(range(len(surfaces)), dtype=pl.Int16)
-    index = names.replace_strict(
-        pl.Series(surfaces), places, default=len(surfaces), return_dtype=pl.Int16
-    )
+def _place_in(known: tuple[str, ...], names: pl.Series, kind: type[pl.DataType]) -> np.ndarray:
+    """Index into the known names; any other name is the one after the last."""
+    places = pl.Series(range(len(known)), dtype=kind)
+    index = names.replace_strict(pl.Series(known), places, default=len(known), return_dtype=kind)
     return index.to_numpy()
+
+
+def _kinds(config: RunConfig) -> list[list[tuple[str, ...]]]:
+    """The kinds that events are told apart by, where there are any: they shape a timeline."""
+    kinds = [e.kinds for e in config.features.events]
+    return [kinds] if any(kinds) else []
