@@ -136,7 +136,7 @@ def take_row(batch, row):
 def test_user_context_keeps_towers_free_of_the_ad(build, features):
     model = build(gdpa_context="user", gdpa_short_path=0).eval()
     seen = []
-    model.dense.kunlun.register_forward_hook(lambda m, i, o: seen.append(o.h_BQD))
+    model.dense.trunk.register_forward_hook(lambda m, i, o: seen.append(o.h_BQD))
     batch = make_batch(features)
     ids_BF = batch.ids_BF.clone()
     ids_BF[:, [i for i, f in enumerate(features.sparse) if f.scope == "ad"]] = 1
