@@ -255,7 +255,7 @@ def _ladder(size: str) -> ScalingConfig:
     if size == "small":
         return ScalingConfig(mflops=(0.4, 0.93, 2.2), seeds=2)
     return ScalingConfig(
-        mflops=(0.15, 0.3), seeds=1, labels=("soft",), trials=((3e-3, 3e-2),), tuned_rungs=(0,)
+        mflops=(0.12, 0.3), seeds=1, labels=("soft",), trials=((3e-3, 3e-2),), tuned_rungs=(0,)
     )
 
 

@@ -52,6 +52,7 @@ class ScalingConfig:
     )
     tuned_rungs: tuple[int, ...] = (0, 2)
     rates: tuple[Rates, ...] = ()
+    batch_size: int = 256
 
     def __post_init__(self) -> None:
         for name in ("archs", "mflops", "labels", "trials", "tuned_rungs"):
