@@ -10,6 +10,8 @@ Suffixes: B rows, N context tokens, D model width, W tower width, X width of x_0
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 
@@ -24,8 +26,7 @@ def deep_network(num_inputs: int, config: ModelConfig) -> nn.ModuleList:
     """`config.layers` hidden layers of `config.mlp_width` units."""
     widths = [num_inputs] + [config.mlp_width] * config.layers
     return nn.ModuleList(
-        nn.Sequential(nn.Linear(before, after), nn.SiLU())
-        for before, after in zip(widths, widths[1:], strict=False)
+        nn.Sequential(nn.Linear(before, after), nn.SiLU()) for before, after in pairwise(widths)
     )
 
 

@@ -14,6 +14,11 @@ def num_context_tokens(features: FeatureSet) -> int:
     return len(features.sparse) + bool(features.dense_columns)
 
 
+def num_ad_tokens(features: FeatureSet) -> int:
+    """Context tokens that belong to the ad."""
+    return sum(feature.scope == "ad" for feature in features.sparse)
+
+
 def num_pooled_tokens(features: FeatureSet) -> int:
     """Tokens of H: what the towers are pooled to."""
     return sum(event.tokens for event in features.events)

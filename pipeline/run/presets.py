@@ -20,10 +20,10 @@ from model.config import (
     EventType,
     FeatureSet,
     MatchCount,
-    ModelConfig,
     Objective,
     SparseFeature,
 )
+from model.sizes import model_config
 from pipeline.run.codec import from_dict
 from pipeline.run.config import (
     EvaluationConfig,
@@ -74,7 +74,7 @@ def preset(day: str, size: str, source: str = "planted") -> RunConfig:
         window=spec.window,
         mix=spec.mix,
         scaling=spec.scaling,
-        model=_model(size),
+        model=model_config(size),
         train=_train(size),
         evaluation=EvaluationConfig(min_positives=20 if size == "smoke" else 50),
         solaris=SolarisConfig(num_shards=1 if size == "smoke" else 2),
@@ -257,26 +257,6 @@ def _ladder(size: str) -> ScalingConfig:
     return ScalingConfig(
         mflops=(0.12, 0.3), seeds=1, labels=("soft",), trials=((3e-3, 3e-2),), tuned_rungs=(0,)
     )
-
-
-def _model(size: str) -> ModelConfig:
-    if size == "base":
-        return ModelConfig(
-            embedding_dim=64,
-            width=128,
-            layers=6,
-            heads=4,
-            summary_tokens=16,
-            seeds=32,
-            sumkron_rank=4,
-            wukong_experts=1,
-            fm_rank=32,
-            mlp_width=512,
-            head_width=128,
-            adapter_rank=16,
-            representation_dim=32,
-        )
-    return ModelConfig()
 
 
 def _train(size: str) -> TrainConfig:

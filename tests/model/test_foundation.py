@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
-from model_world import NUM_SURFACES, OBJECTIVES, make_batch
+from model_world import NUM_SURFACES, OBJECTIVES, make_batch, take_row
 from torch.utils.flop_counter import FlopCounterMode
 
 from model.config import ModelConfig
@@ -109,28 +109,6 @@ def test_rows_do_not_depend_on_their_batch(build, features):
             torch.testing.assert_close(
                 alone.representation_Bd[0], whole.representation_Bd[row], atol=1e-5, rtol=0
             )
-
-
-def take_row(batch, row):
-    events = {}
-    for name, e in batch.events.items():
-        start = int(e.lengths_B[:row].sum())
-        part = slice(start, start + int(e.lengths_B[row]))
-        events[name] = type(e)(
-            ids_EA=e.ids_EA[part],
-            lengths_B=e.lengths_B[row : row + 1],
-            gap_E=e.gap_E[part],
-            age_E=e.age_E[part],
-        )
-    one = slice(row, row + 1)
-    return type(batch)(
-        events=events,
-        **{
-            n: getattr(batch, n)[one]
-            for n in ("ids_BF", "dense_BC", "surface_B", "labels_BK", "mask_BK", "weight_BK")
-        },
-        row_B=batch.row_B[one],
-    )
 
 
 def test_user_context_keeps_towers_free_of_the_ad(build, features):
