@@ -179,10 +179,7 @@ def planted(size: str) -> SourceSpec:
 
 
 def scaling(size: str) -> SourceSpec:
-    """Planted logs of the scaling variant, every row kept, and the ladder that is trained on them.
-
-    Histories are organic events alone: the click logit is made of them (docs/planted.md).
-    """
+    """Planted logs of the scaling variant, every row kept, and the ladder that is trained on it."""
     rows, users, days = {
         "smoke": (700, 100, 4),
         "small": (15_000, 2_000, 12),
@@ -197,18 +194,6 @@ def scaling(size: str) -> SourceSpec:
         organic_per_user_day=10.0,
         activity_sd=0.5,
     )
-    attributes = (
-        EventAttribute(column="category_id", table="category"),
-        EventAttribute(column="action", table="action"),
-    )
-    organic = EventType(
-        name="organic",
-        source="engagements",
-        attributes=attributes,
-        max_len=SCALING_HORIZON,
-        kinds=SCALING_KINDS,
-        availability_delay_s=SCALING_DELAY_S,
-    )
     return SourceSpec(
         source=SourceConfig(
             name="scaling",
@@ -218,26 +203,7 @@ def scaling(size: str) -> SourceSpec:
         ),
         surfaces=PLANTED_SURFACES,
         objectives=(Objective(name="click"),),
-        features=FeatureSet(
-            tables=(
-                EmbeddingTable(name="user", buckets=8 * users),
-                EmbeddingTable(name="ad", buckets=4_096),
-                *(
-                    EmbeddingTable(name=name, buckets=1_024)
-                    for name in ("category", "cluster", "request", "surface", "action")
-                ),
-            ),
-            sparse=(
-                SparseFeature(name="user_id", table="user", scope="user"),
-                SparseFeature(name="user_cluster", table="cluster", scope="user"),
-                SparseFeature(name="ad_id", table="ad", scope="ad"),
-                SparseFeature(name="category_id", table="category", scope="ad"),
-                SparseFeature(name="request_attribute", table="request", scope="request"),
-                SparseFeature(name="surface", table="surface", scope="request"),
-            ),
-            events=(organic,),
-            matches=(MatchCount(event="organic", key="category_id"),),
-        ),
+        features=_scaling_features(users),
         window=WindowConfig(
             bootstrap_days=days,
             holdout_hours=24 if size == "smoke" else 48,
@@ -246,6 +212,39 @@ def scaling(size: str) -> SourceSpec:
         ),
         mix=MixConfig(budget=1_000.0),
         scaling=_ladder(size),
+    )
+
+
+def _scaling_features(users: int) -> FeatureSet:
+    """Histories are organic events alone: the click logit is made of them (docs/planted.md)."""
+    organic = EventType(
+        name="organic",
+        source="engagements",
+        attributes=(
+            EventAttribute(column="category_id", table="category"),
+            EventAttribute(column="action", table="action"),
+        ),
+        max_len=SCALING_HORIZON,
+        kinds=SCALING_KINDS,
+        availability_delay_s=SCALING_DELAY_S,
+    )
+    few = ("category", "cluster", "request", "surface", "action")
+    return FeatureSet(
+        tables=(
+            EmbeddingTable(name="user", buckets=8 * users),
+            EmbeddingTable(name="ad", buckets=4_096),
+            *(EmbeddingTable(name=name, buckets=1_024) for name in few),
+        ),
+        sparse=(
+            SparseFeature(name="user_id", table="user", scope="user"),
+            SparseFeature(name="user_cluster", table="cluster", scope="user"),
+            SparseFeature(name="ad_id", table="ad", scope="ad"),
+            SparseFeature(name="category_id", table="category", scope="ad"),
+            SparseFeature(name="request_attribute", table="request", scope="request"),
+            SparseFeature(name="surface", table="surface", scope="request"),
+        ),
+        events=(organic,),
+        matches=(MatchCount(event="organic", key="category_id"),),
     )
 
 

@@ -37,6 +37,7 @@ class ScalingConfig:
     `labels`: "hard" are clicks, "soft" the planted probabilities of a click, which separate what
     optimisation costs from label noise. `trials`: (dense, table) learning rates, tried by every
     family with every kind of labels at each of `tuned_rungs`; other rungs take rates between.
+    A ladder with one trial is not tuned.
     `rates`: known ones, for families that are then not tuned (docs/scaling.json lists them).
     """
 
@@ -45,8 +46,8 @@ class ScalingConfig:
     labels: tuple[Labels, ...] = ("hard", "soft")
     seeds: int = 3
     trials: tuple[tuple[float, float], ...] = (
-        (1e-3, 3e-2),
         (3e-3, 3e-2),
+        (1e-3, 3e-2),
         (1e-2, 3e-2),
         (3e-3, 1e-1),
     )

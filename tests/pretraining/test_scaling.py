@@ -89,7 +89,7 @@ def test_the_fit_and_the_report_have_every_family(run: Run) -> None:
     fit = json.loads((run.output("scaling_fit") / "fit.json").read_text())
     assert fit["missing"] == []
     families = fit["labels"]["hard"]["families"]
-    assert list(families) == ["interformer", "kunlun"] or set(families) == {"kunlun", "interformer"}
+    assert set(families) == {"kunlun", "interformer"}
     assert all(len(f["rungs"]) == 2 and "eta" in f for f in families.values())
     assert "gain_pct" in fit["labels"]["hard"]["against"]["interformer"]
     page = render(run)
@@ -156,7 +156,7 @@ def test_the_trial_of_the_best_forecast_gives_the_rates(tmp_path: Path) -> None:
     wanted = Point(arch="kunlun", rung=1, labels="soft")
     with pytest.raises(DataError, match="has no finished output"):
         rates_of(run, wanted)
-    forecasts = {0: [0.9, 0.8, None, 0.85], 2: [0.9, 0.8, 0.7, None]}
+    forecasts = {0: [0.8, 0.9, None, 0.85], 2: [0.9, 0.8, 0.7, None]}
     for point in trials(ladder):
         value = {"forecast_ne": forecasts[point.rung][point.trial or 0]}
         _publish(run, point.unit, value)

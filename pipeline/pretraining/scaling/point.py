@@ -35,6 +35,7 @@ from pipeline.pretraining.scaling.rates import rates_of
 from pipeline.pretraining.scaling.sizing import Lengths, flops, ladder_of, sized
 from pipeline.pretraining.setup import build_engine, prior_of
 from pipeline.run.codec import digest, to_dict
+from pipeline.run.config import RunConfig
 from pipeline.run.errors import DataError
 from pipeline.run.manifest import Manifest, Outcome, need_manifest, produce, write_json
 from pipeline.run.paths import Run
@@ -85,7 +86,7 @@ def _stage(run: Run, stage: str, unit: str) -> Manifest:
     )
 
 
-def _build(run: Run, config: Any, point: Point, folder: Path) -> Outcome:
+def _build(run: Run, config: RunConfig, point: Point, folder: Path) -> Outcome:
     torch.set_num_threads(config.train.threads)
     loader = Loader(run, "train", batch_size=config.train.batch_size)
     config = sized(config, point, _lengths(loader))

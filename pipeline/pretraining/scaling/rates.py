@@ -20,10 +20,8 @@ def rates_of(run: Run, point: Point) -> tuple[float, float]:
     found = chosen(run, point)
     if not found:
         return ladder.trials[0]
-    return tuple(  # type: ignore[return-value]
-        _between(ladder, point.rung, [(r.rung, getattr(r, part)) for r in found])
-        for part in ("dense", "sparse")
-    )
+    dense = _between(ladder, point.rung, [(r.rung, r.dense) for r in found])
+    return dense, _between(ladder, point.rung, [(r.rung, r.sparse) for r in found])
 
 
 def chosen(run: Run, like: Point) -> tuple[Rates, ...]:
