@@ -119,7 +119,8 @@ def _figures(fit: dict[str, Any], ladder: dict[str, Any]) -> dict[str, float]:
     ratio = against.get("interformer", {}).get("slope_ratio")
     if ratio:
         figures["slope_ratio"] = ratio["value"]
-        figures |= {f"slope_ratio_{end}": ratio[end] for end in ("low", "high")}
+        ends = {f"slope_ratio_{end}": ratio[end] for end in ("low", "high")}
+        figures |= {name: value for name, value in ends.items() if value is not None}
     families = ladder.get("labels", {}).get(SHOWN, {}).get("families", {})
     inside = [f["holdout"]["inside"] for f in families.values() if "holdout" in f]
     if inside:

@@ -171,6 +171,14 @@ def _points(results: Sequence[Result]) -> list[dict[str, Any]]:
     return [{name: result[name] for name in names} for result in ordered]
 
 
+def _ratio_of(own: Law, other: Law) -> Interval:
+    """The ratio of two etas; without an interval where the lower one may be 0 or less."""
+    found = interval(ratio(own.eta_D, other.eta_D))
+    if interval(other.eta_D).low > 0:
+        return found
+    return Interval(value=found.value, low=float("nan"), high=float("nan"))
+
+
 def _compared(families: Mapping[str, Family], laws: Mapping[str, Law], name: str) -> dict[str, Any]:
     """Kunlun against a family: NE gain at the largest rung that both have, ratio of the etas."""
     own, other = families[CENTRE], families[name]
@@ -181,5 +189,5 @@ def _compared(families: Mapping[str, Family], laws: Mapping[str, Law], name: str
         found["rung"] = shared[-1]
         found["gain_pct"] = interval(100 * (theirs - ours) / theirs).to_json()
     if CENTRE in laws and name in laws:
-        found["slope_ratio"] = interval(ratio(laws[CENTRE].eta_D, laws[name].eta_D)).to_json()
+        found["slope_ratio"] = _ratio_of(laws[CENTRE], laws[name]).to_json()
     return found

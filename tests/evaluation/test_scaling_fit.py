@@ -96,6 +96,11 @@ def test_families_are_compared_on_the_same_users() -> None:
     assert against["gain_pct"]["low"] > 0
 
 
+def test_a_ratio_to_a_slope_that_may_be_none_has_no_interval() -> None:
+    results = ladder("kunlun", 0.02) + ladder("interformer", 0.0, scatter=0.002)
+    assert fit_ladder(results)["against"]["interformer"]["slope_ratio"]["low"] is None
+
+
 def test_two_rungs_have_a_law_and_no_prediction_one_has_neither() -> None:
     two = [r for r in ladder("kunlun", 0.01) if r["point"]["rung"] < 2]
     family = fit_ladder(two)["families"]["kunlun"]
