@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,77 +89,66 @@ def _stage(run: Run, stage: str, unit: str) -> Manifest:
 def _build(run: Run, config: RunConfig, point: Point, folder: Path) -> Outcome:
     torch.set_num_threads(config.train.threads)
     loader = Loader(run, "train", batch_size=config.train.batch_size)
-    config = sized(config, point, _lengths(loader))
+    lengths = _lengths(loader)
+    config = sized(config, point, lengths)
     at = Run(folder=run.folder, config=config)
-    labels_N = _labels(run, loader, point)
-    trained = _train(at, point, loader, labels_N)
+    engine = build_engine(at)
+    engine.dense.heads.set_prior(prior_of(loader.columns, config.objectives))
+    engine.restart_averages()
+    labels_N, began = _labels(run, loader, point), time.monotonic()
+    forecast_N = _train(engine, loader, labels_N, point)
+    rows_per_s = loader.num_rows / (time.monotonic() - began)
     result: dict[str, Any] = {
         "point": to_dict(point),
-        "mflop": flops(config, trained.lengths) / 1e6,
+        "mflop": flops(config, lengths) / 1e6,
         "rows": loader.num_rows,
         "model": to_dict(config.model),
         "rates": [config.train.dense_lr, config.train.sparse_lr],
         "parameters": {
-            "dense": num_parameters(trained.engine.dense),
-            "tables": sum(t.numel() for t in trained.engine.tables.weights().values()),
+            "dense": num_parameters(engine.dense),
+            "tables": sum(t.numel() for t in engine.tables.weights().values()),
         },
-        "forecast_ne": trained.forecast_ne,
+        "forecast_ne": None if forecast_N is None else _late_ne(labels_N, forecast_N),
     }
     if point.trial is None:
-        result |= _scored(at, trained.engine.export())
+        result |= _scored(at, engine.export())
     write_json(folder / RESULT, result)
-    return Outcome(
-        rows=loader.num_rows,
-        figures={"rows_per_s": loader.num_rows / trained.seconds, "mflop": result["mflop"]},
-    )
+    figures = {"rows_per_s": rows_per_s, "mflop": result["mflop"]}
+    return Outcome(rows=loader.num_rows, figures=figures)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Trained:
-    engine: Engine
-    forecast_ne: float | None  # None: the loss was no number any more
-    lengths: Lengths  # of every row of the pass
-    seconds: float
-
-
-def _train(run: Run, point: Point, loader: Loader, labels_N: Floats) -> _Trained:
-    """One pass; every batch is forecast before it is trained on."""
-    engine = build_engine(run)
-    engine.dense.heads.set_prior(prior_of(loader.columns, run.config.objectives))
-    engine.restart_averages()
-    weights_K = torch.ones(len(run.config.objectives))
+def _train(engine: Engine, loader: Loader, labels_N: Floats, point: Point) -> Floats | None:
+    """One pass; what was forecast of each row before it was trained on. None: a trial diverged."""
+    weights_K = torch.ones(len(loader.objectives))
     soft_N = torch.from_numpy(labels_N.astype(np.float32))
     forecast_N = np.zeros(loader.num_rows)
-    lengths: dict[str, list[NDArray[np.int64]]] = {e.name: [] for e in run.config.features.events}
-    broken, began = False, time.monotonic()
     with Progress(point.unit, loader.num_batches) as progress:
         for batch in loader.batches():
             batch = replace(batch, labels_BK=soft_N[batch.row_B][:, None])
             output = engine.forward(batch)
             loss = training_loss(output, batch, weights_K)
             if not torch.isfinite(loss):
-                broken = True
-                break
+                return _diverged(engine, point)
             engine.backward(loss)
             engine.step()
             forecast_N[batch.row_B] = output.logits_BK[:, 0].detach().sigmoid().numpy()
-            for name, events in batch.events.items():
-                lengths[name].append(events.lengths_B.numpy())
             progress.step(1, loss=loss.item())
-    if broken and point.trial is None:
-        train = run.config.train
+    return forecast_N
+
+
+def _diverged(engine: Engine, point: Point) -> None:
+    """Nothing for a trial, which is thereby lost; `DataError` for a point of the ladder."""
+    if point.trial is None:
         raise DataError(
             f"{point.unit}: the loss is no number at step {engine.steps}, at learning rates "
-            f"{train.dense_lr} and {train.sparse_lr}; add lower ones to scaling.trials"
+            f"{engine.config.dense_lr} and {engine.config.sparse_lr}; add lower ones to "
+            "scaling.trials"
         )
-    last = slice(loader.num_rows * (LAST_PART - 1) // LAST_PART, None)
-    forecast_ne = normalized_entropy(labels_N[last], forecast_N[last])
-    return _Trained(
-        engine=engine,
-        forecast_ne=None if broken else float(f"{forecast_ne:.7g}"),
-        lengths={name: np.concatenate(parts) for name, parts in lengths.items()},
-        seconds=time.monotonic() - began,
-    )
+
+
+def _late_ne(labels_N: Floats, forecast_N: Floats) -> float:
+    last = slice(len(labels_N) * (LAST_PART - 1) // LAST_PART, None)
+    return float(f"{normalized_entropy(labels_N[last], forecast_N[last]):.7g}")
 
 
 def _labels(run: Run, loader: Loader, point: Point) -> Floats:
