@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 from benchmarks._experiments import replace_section, table
 from benchmarks._measure import report
-from benchmarks._trials import FULL, QUICK, error_of, prepared, tune
+from benchmarks._trials import FULL, QUICK, World, error_of, prepared, tune
 from model.config import Arch
 
 COLUMNS = ("dense_lr", "sparse_lr", "width", "dropout", "mflop", "ne", "ne_true", "seconds")
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
                 found.append(trial)
             figures |= _figures(arch, found)
             if arguments.record:
-                _record(arguments.record, arch, found, arguments.seed)
+                _record(arguments.record, arch, found, world, arguments.seed)
     return report("tuning", figures, {})
 
 
@@ -53,7 +53,7 @@ def _figures(arch: str, trials: list[dict[str, Any]]) -> dict[str, float]:
     return {f"{arch}_default_ne": errors[0], f"{arch}_best_ne": min(errors)}
 
 
-def _record(path: Path, arch: str, trials: list[dict[str, Any]], seed: int) -> None:
+def _record(path: Path, arch: str, trials: list[dict[str, Any]], world: World, seed: int) -> None:
     best = min(trials, key=error_of)["trial"]
     rows = [
         [f"**{t['trial']}**" if t["trial"] == best else str(t["trial"])]
@@ -64,8 +64,9 @@ def _record(path: Path, arch: str, trials: list[dict[str, Any]], seed: int) -> N
     head = (
         f"### Tuning of {arch}\n\n"
         f"`python -m benchmarks.tuning --arch {arch} --trials {len(trials)} --seed {seed}`: "
-        f"{first['rows']} rows in one pass, {first['validation_rows']} of them scored before they "
-        "were trained on. Best in bold.\n\n"
+        f"planted logs of {world.days} days at {world.rows_per_day} impressions, {world.users} "
+        f"users and {world.ads} ads; {first['rows']} rows in one pass, the last "
+        f"{first['validation_rows']} scored before they were trained on. Best in bold.\n\n"
     )
     replace_section(path, f"tuning {arch}", head + table(("trial", *COLUMNS), rows))
 

@@ -36,7 +36,7 @@ from model.embedding import DenseInputs, EventInputs
 from model.flops import flops_by_part
 from model.foundation import DenseArch
 from model.sizes import SIZES, model_config
-from model.snapshot import features_from
+from model.snapshot import config_from, features_from
 
 FLOAT = 4  # bytes
 DENSE_COPIES, TABLE_COPIES = 5, 2
@@ -99,7 +99,7 @@ def run_shape(folder: Path) -> tuple[Shape, ModelConfig]:
         objectives=tuple(Objective(**o) for o in data["objectives"]),
         num_surfaces=len(data["surfaces"]),
     )
-    return shape, ModelConfig(**data["model"])
+    return shape, config_from(data["model"])
 
 
 def reference_shape(size: str) -> tuple[Shape, ModelConfig]:

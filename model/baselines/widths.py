@@ -39,6 +39,8 @@ def read_width(features: FeatureSet, config: ModelConfig) -> int:
     pooled = num_pooled_tokens(features)
     if config.arch == "interformer":
         pooled = SUMMARY * len(features.events)
+    elif config.arch == "kunlun" and config.heads_read == "x":
+        pooled = 0
     return (num_context_tokens(features) + pooled) * config.width
 
 
