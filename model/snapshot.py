@@ -120,7 +120,8 @@ def features_from(data: dict[str, Any]) -> FeatureSet:
 
 def config_from(data: dict[str, Any]) -> ModelConfig:
     """A `ModelConfig` from its JSON form, in which tuples are lists."""
-    return ModelConfig(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
+    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+    return ModelConfig(**fields)
 
 
 def num_parameters(module: nn.Module) -> int:
