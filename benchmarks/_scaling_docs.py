@@ -30,7 +30,6 @@ def record_ladder(run: Run, size: str, overrides: dict[str, Any]) -> None:
     ladder = f" --ladder '{json.dumps(overrides)}'" if overrides else ""
     found = committed() | {
         "command": f"python -m benchmarks.scaling --size {size}{ladder}",
-        "rows": run.config.source.planted and run.config.source.planted.rows_per_day,
         "fit": fit,
         "rows_per_s": {unit: round(speed) for unit, speed in speeds(run).items()},
     }
