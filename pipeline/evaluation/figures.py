@@ -171,6 +171,7 @@ def law_figure(fits: Mapping[str, Any], kind: Kind = "svg") -> bytes:
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
 
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(3.9 * len(fits) + 0.6, 3.4), layout="constrained")
@@ -180,6 +181,7 @@ def law_figure(fits: Mapping[str, Any], kind: Kind = "svg") -> bytes:
                 _law(axes, fit["c0"], family, name, PALETTE[place % len(PALETTE)])
             axes.axhline(fit["bayes"], color=FAINT, linewidth=1, linestyle=(0, (4, 3)))
             axes.set(title=f"{labels} labels", xlabel="training FLOPs", xscale="log")
+            axes.xaxis.set_minor_formatter(NullFormatter())  # its labels would overlap
         panels[0].set_ylabel("NE against the truth (dashed: Bayes)")
         panels[-1].legend()
         return _bytes(figure, kind)
