@@ -27,9 +27,9 @@ def scaling_fit(run: Run, unit: str = "") -> Manifest:
         raise DataError(f"{run.folder} has no finished point; run: python -m pipeline scaling")
 
     def build(folder: Path) -> Outcome:
-        found = {"missing": missing, "labels": fits(run, list(there))}
-        write_json(folder / "fit.json", found)
-        (folder / "law.svg").write_bytes(law_figure(found["labels"]))
+        laws = fits(run, list(there))
+        write_json(folder / "fit.json", {"missing": missing, "labels": laws})
+        (folder / "law.svg").write_bytes(law_figure(laws))
         return Outcome(rows=len(there), figures={"points": len(there), "missing": len(missing)})
 
     return produce(
