@@ -34,14 +34,13 @@ def attribute(rows: pl.DataFrame, came: pl.DataFrame) -> pl.DataFrame:
 
     `rows` are a bucket's impressions (g, impression_id, user_id, ad_id, ts_us) in canonical order.
     """
-    shown = rows.sort("ts_us", maintain_order=True)
     has_id, has_ad = pl.col("impression_id").is_not_null(), pl.col("ad_id").is_not_null()
     parts = (
         (came.filter(has_id), ["impression_id", "user_id"]),
         (came.filter(~has_id & has_ad), ["user_id", "ad_id"]),
         (came.filter(~has_id & ~has_ad), ["user_id"]),
     )
-    joined = [_latest(shown, part, keys) for part, keys in parts]
+    joined = [_latest(rows, part, keys) for part, keys in parts]
     return pl.concat(joined).with_columns(has_id.alias("named"))
 
 
@@ -90,7 +89,10 @@ def listed_arrivals(found: Arrivals) -> list[dict[str, object]]:
     ]
 
 
-def _latest(shown: pl.DataFrame, came: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
+def _latest(rows: pl.DataFrame, came: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
+    # a join groups all that it is given, and few impressions have a conversion
+    asked = pl.all_horizontal(pl.col(k).is_in(came[k].implode()) for k in keys)
+    shown = rows.filter(asked).sort("ts_us", maintain_order=True)
     return came.sort("at", maintain_order=True).join_asof(
         shown.select(*keys, "g", "ts_us"),
         left_on="at",

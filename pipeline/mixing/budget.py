@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import polars as pl
+from numpy.typing import NDArray
 
-from pipeline.run.config import MixConfig
+from model.flops import flops_per_row
+from pipeline.run.config import MixConfig, RunConfig
 from pipeline.run.errors import ConfigError
 
 
@@ -22,49 +27,83 @@ class Candidates:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Sampling rates of negatives per surface, and what the mix and the reference cost."""
+    """Sampling rates of negatives, and what the mix and the reference cost.
+
+    Arrays have an entry per surface; `candidates` and `positives` count rows.
+    """
 
     reference: int
     rates: np.ndarray
     shares: np.ndarray
+    candidates: np.ndarray
+    positives: np.ndarray
+    flops: np.ndarray  # of the rows that are kept
     flops_reference: float
-    flops_mix: float
+
+    @property
+    def flops_mix(self) -> float:
+        """FLOPs of all rows that are kept."""
+        return float(self.flops.sum())
 
     def keeps(self, surface: np.ndarray, positive: np.ndarray, chance: np.ndarray) -> np.ndarray:
-        """Which rows are trained on."""
+        """Which rows are trained on, as a mask."""
         return positive | (chance < self.rates[surface])
 
 
-def plan_mix(config: MixConfig, surfaces: tuple[str, ...], rows: Candidates) -> Plan:
+def row_flops(
+    config: RunConfig, rows: pl.DataFrame | Mapping[str, NDArray[Any]]
+) -> NDArray[np.float64]:
+    """Forward FLOPs of each row, from the events that it would read.
+
+    They are a sum over event types, so that each type's part is looked up by its number of events.
+    """
+    none = dict.fromkeys((e.name for e in config.features.events), 0)
+    fixed = _flops(config, none)
+    found = np.full(len(rows["surface"]), fixed)
+    for event in config.features.events:
+        more = _flops(config, none | {event.name: np.arange(event.max_len + 1)}) - fixed
+        start, end = (np.asarray(rows[f"{p}_{event.name}"]) for p in ("start", "end"))
+        found += more[np.clip(end - start, 0, event.max_len)]
+    return found
+
+
+def _flops(config: RunConfig, lengths: Mapping[str, Any]) -> NDArray[np.float64]:
+    objectives, surfaces = len(config.objectives), len(config.surfaces)
+    each = flops_per_row(config.model, config.features, objectives, lengths, surfaces)
+    return np.asarray(each, dtype=np.float64)
+
+
+def plan_mix(config: MixConfig, surfaces: tuple[str, ...], *rows: Candidates) -> Plan:
     """Rates of negatives so that all positives and the kept negatives fit the budget.
 
-    `ConfigError` when the positives alone cost more than the budget: they are never dropped.
+    The candidates may come in parts. `ConfigError` when the positives alone cost more than the
+    budget: they are never dropped.
     """
-    count = np.bincount(rows.surface, minlength=len(surfaces))
+    num = len(surfaces)
+    candidates = np.sum([np.bincount(r.surface, minlength=num) for r in rows], axis=0)
+    positives = np.sum([np.bincount(r.surface[r.positive], minlength=num) for r in rows], axis=0)
+    certain = np.sum([_cost(r, r.positive, num) for r in rows], axis=0)
+    negatives = np.sum([_cost(r, ~r.positive, num) for r in rows], axis=0)
     named = config.reference_surface
-    reference = surfaces.index(named) if named else int(np.argmax(count))
-    per_surface = np.bincount(rows.surface, weights=rows.flops, minlength=len(surfaces))
-    negatives = np.bincount(
-        rows.surface, weights=rows.flops * ~rows.positive, minlength=len(surfaces)
-    )
-    budget = config.budget * per_surface[reference]
-    spare = budget - (per_surface.sum() - negatives.sum())
+    reference = surfaces.index(named) if named else int(np.argmax(candidates))
+    flops_reference = certain[reference] + negatives[reference]
+    spare = config.budget * flops_reference - certain.sum()
     if spare <= 0 < negatives.sum():
-        least = (per_surface.sum() - negatives.sum()) / max(per_surface[reference], 1.0)
+        least = certain.sum() / max(flops_reference, 1.0)
         raise ConfigError(
             f"mix.budget must be above {least:.3g}, got {config.budget}: the positives alone cost "
             f"{least:.3g} times the reference surface {surfaces[reference]!r}; raise it"
         )
-    shares = allocate(count, config)
-    rates = fill(spare, shares, negatives)
-    rates = _shrink(rates, spare, rows)
-    kept = rows.positive | (rows.chance < rates[rows.surface])
+    shares = allocate(candidates, config)
+    rates, kept = _shrink(fill(spare, shares, negatives), spare, rows)
     return Plan(
         reference=reference,
         rates=rates,
         shares=shares,
-        flops_reference=float(per_surface[reference]),
-        flops_mix=float(rows.flops[kept].sum()),
+        candidates=candidates,
+        positives=positives,
+        flops=certain + kept,
+        flops_reference=float(flops_reference),
     )
 
 
@@ -103,11 +142,17 @@ def fill(spare: float, shares: np.ndarray, cost: np.ndarray) -> np.ndarray:
     return rates
 
 
-def _shrink(rates: np.ndarray, spare: float, rows: Candidates) -> np.ndarray:
-    """Lower the rates a little where chance kept more than the expectation."""
-    surface, flops, chance = (a[~rows.positive] for a in (rows.surface, rows.flops, rows.chance))
+def _cost(rows: Candidates, chosen: np.ndarray, num_surfaces: int) -> np.ndarray:
+    return np.bincount(rows.surface, weights=rows.flops * chosen, minlength=num_surfaces)
+
+
+def _shrink(
+    rates: np.ndarray, spare: float, rows: Sequence[Candidates]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Lower the rates a little where chance kept more than the expectation; FLOPs of the kept."""
     while True:
-        kept = flops[chance < rates[surface]].sum()
-        if kept <= spare:
-            return rates
-        rates = np.where(rates < 1, rates * min(0.999, spare / kept), rates)
+        parts = ((r, ~r.positive & (r.chance < rates[r.surface])) for r in rows)
+        kept = np.sum([_cost(r, chosen, len(rates)) for r, chosen in parts], axis=0)
+        if kept.sum() <= spare:
+            return rates, kept
+        rates = np.where(rates < 1, rates * min(0.999, spare / kept.sum()), rates)

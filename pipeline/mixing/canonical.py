@@ -85,10 +85,15 @@ def window_impressions(run: Run) -> list[Partition]:
 
 def read_bucket(parts: Sequence[Partition], bucket: int, columns: Sequence[str]) -> pl.DataFrame:
     """Columns of one bucket over partitions, concatenated in their order."""
+    return read_frames(bucket_files(parts, bucket), columns)
+
+
+def bucket_files(parts: Sequence[Partition], bucket: int) -> list[Path]:
+    """The files of one bucket that have rows, in the partitions' order; one when none has."""
     filled = [p for p in parts if p.bucket_rows[bucket]] or list(parts[:1])
     if not filled:
         raise DataError("no canonical partition to read; run the ingest stage first")
-    return read_frames([bucket_file(p.folder, bucket) for p in filled], columns)
+    return [bucket_file(p.folder, bucket) for p in filled]
 
 
 def surface_column(parts: Sequence[Partition], bucket: int) -> np.ndarray:
@@ -97,11 +102,10 @@ def surface_column(parts: Sequence[Partition], bucket: int) -> np.ndarray:
     return np.repeat(np.array([p.surface for p in parts], dtype=np.int16), counts)
 
 
-def day_column(parts: Sequence[Partition], bucket: int) -> pl.Series:
-    """Day of every row of `read_bucket`, as string."""
+def day_column(parts: Sequence[Partition], bucket: int, days: Sequence[str]) -> np.ndarray:
+    """Place in `days` of every row's day of `read_bucket`, int16."""
     counts = [p.bucket_rows[bucket] for p in parts]
-    days, places = np.unique([p.day for p in parts], return_inverse=True)
-    return pl.Series("day", days.tolist(), dtype=pl.String).gather(np.repeat(places, counts))
+    return np.repeat(np.array([days.index(p.day) for p in parts], dtype=np.int16), counts)
 
 
 def read_rows(

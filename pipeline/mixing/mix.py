@@ -7,37 +7,45 @@ pointers (`g` and spans into the timelines); features stay where ingest wrote th
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
-from model.flops import flops_per_row
-from pipeline.mixing.budget import Candidates, Plan, plan_mix
+from pipeline.mixing.budget import Plan, plan_mix
 from pipeline.mixing.canonical import (
     Partition,
     bucket_file,
+    bucket_files,
     day_column,
-    read_bucket,
     surface_column,
     window_impressions,
 )
-from pipeline.mixing.frames import read_frames, write_selection
-from pipeline.mixing.hashing import uniform
+from pipeline.mixing.drafts import Draft, draft, joined
+from pipeline.mixing.frames import (
+    ROW_GROUP,
+    arrow_column,
+    iter_columns,
+    read_columns,
+    write_pointers,
+)
 from pipeline.mixing.ledger import Entry, listed
 from pipeline.mixing.mix_report import MixReport, copied_feature_bytes
 from pipeline.mixing.selections import (
-    Labels,
-    Mask,
+    Columns,
+    Selection,
+    click_group,
     known_labels,
+    labels_at,
     logged_labels,
-    positive_labels,
     rows_of,
-    windows,
 )
 from pipeline.mixing.weights import balance_factors, check_correction, correct
-from pipeline.run.config import RunConfig
 from pipeline.run.errors import DataError
 from pipeline.run.manifest import Manifest, Outcome, need_manifest, produce
 from pipeline.run.paths import Run
@@ -57,8 +65,7 @@ POINTERS = (
     "label_us",
     "shift",
 )
-_SALT = 1_000  # keeps mix.seed apart from the seeds of buckets and table rows
-_DELAYED_SALT = 2_000
+Balance = dict[str, NDArray[np.float64]]  # by objective
 
 
 def mix(run: Run, unit: str = "") -> Manifest:
@@ -92,20 +99,8 @@ def hist_file(run: Run, bucket: int) -> Path:
     return bucket_file(run.output("timelines", str(group)) / "hist", bucket)
 
 
-def row_flops(config: RunConfig, rows: pl.DataFrame) -> np.ndarray:
-    """Forward FLOPs of each row, from the events that it would read."""
-    lengths = {
-        e.name: (rows[f"end_{e.name}"] - rows[f"start_{e.name}"]).clip(0, e.max_len).to_numpy()
-        for e in config.features.events
-    }
-    each = flops_per_row(
-        config.model, config.features, len(config.objectives), lengths, len(config.surfaces)
-    )
-    return np.broadcast_to(np.asarray(each, dtype=np.float64), (len(rows),))
-
-
 class _Mixer:
-    """One pass over the buckets for costs, one to write; a bucket at a time is in memory."""
+    """One pass over the buckets for drafts, one to write; a bucket at a time is in memory."""
 
     def __init__(self, run: Run, folder: Path) -> None:
         self.run, self.config, self.folder = run, run.config, folder
@@ -113,149 +108,116 @@ class _Mixer:
         self.objectives = run.config.objectives
         self.parts: list[Partition] = window_impressions(run)
         self.buckets = range(run.config.window.num_buckets)
+        self.days = pl.Series(self.window.days).to_arrow(compat_level=pl.CompatLevel.oldest())
+        self.spans = [f"{p}_{e.name}" for e in run.config.features.events for p in ("start", "end")]
 
     def mix(self) -> Outcome:
         """Plan over all candidates, then write every bucket's selections."""
-        candidates, balance, rows_in = self._candidates()
-        plan = plan_mix(self.config.mix, self.config.surfaces, candidates)
-        report = MixReport(self.config.surfaces, tuple(o.name for o in self.objectives))
-        for bucket in self.buckets:
-            base = self._whole(bucket)
-            for name, rows in self._selections(base, plan, balance):
-                write_selection(bucket_file(self.folder / name, bucket), rows)
-                report.add(name, rows)
-        kept = report.rows("train")
-        figures = report.figures(self.config.surfaces[plan.reference], plan, candidates)
-        figures["conversion_balance"] = balance
-        figures["feature_bytes_copied"] = copied_feature_bytes(self.folder, self.config.features)
-        figures["ledger"] = listed([self._ledger(rows_in, kept)])
-        log.info("mix: %s", {n: (f["rate"], f["kept"]) for n, f in figures["surfaces"].items()})
-        return Outcome(rows=kept, figures=figures)
-
-    def _base(self, bucket: int) -> pl.DataFrame:
-        """What costs and sampling need of a bucket's impressions."""
-        labels = read_frames([bucket_file(self.run.output("labels"), bucket)])
-        hist = read_frames([hist_file(self.run, bucket)], self._spans)
-        surface = pl.Series("surface", surface_column(self.parts, bucket))
-        if not len(labels) == len(hist) == len(surface):
-            raise DataError(
-                f"bucket {bucket} has {len(surface)} impressions, {len(labels)} labels and "
-                f"{len(hist)} hist rows; run the labels and timelines stages again"
-            )
-        return labels.with_columns(surface, *hist.get_columns())
-
-    def _whole(self, bucket: int) -> pl.DataFrame:
-        """The base with the keys that selections carry."""
-        ids = read_bucket(self.parts, bucket, ["user_id", "ad_id", "request_id"])
-        days = day_column(self.parts, bucket)
-        return self._base(bucket).with_columns(*ids.get_columns(), days)
-
-    @property
-    def _spans(self) -> list[str]:
-        events = self.config.features.events
-        return [f"{p}_{e.name}" for e in events for p in ("start", "end")]
-
-    def _considered(self, base: pl.DataFrame) -> tuple[Labels, Mask, Mask, int]:
-        """Labels of the training span without the delayed negatives that are not considered.
-
-        Also which of them are positive and which delayed, and how many labels there were.
-        """
-        mix = self.config.mix
-        known = known_labels(self.objectives, base, self.window.train_begin, self.window.cut)
-        positive = positive_labels(self.objectives, base, known)
-        clicks = next(i for i, n in enumerate(windows(self.objectives)) if "click" in n)
-        delayed = known.group != clicks
-        doubtful = np.flatnonzero(delayed & ~positive)
-        ids = base["impression_id"].to_numpy()[known.place[doubtful]]
-        kept = np.ones(len(known), dtype=bool)
-        kept[doubtful] = uniform(ids, _DELAYED_SALT + mix.seed) < mix.delayed_rate
-        return known.take(kept), positive[kept], delayed[kept], len(known)
-
-    def _candidates(self) -> tuple[Candidates, dict[str, list[float]], int]:
-        """What may be trained on, all buckets together, the conversions' balance, and how many
-        labels the span has.
-        """
-        surfaces = len(self.config.surfaces)
-        found, rows_in = [], 0
-        bought = {name: np.zeros(surfaces, np.int64) for name in self._delayed}
-        for bucket in self.buckets:
-            base = self._base(bucket)
-            labels, positive, delayed, known = self._considered(base)
-            rows_in += known
-            found.append(self._costs(base, labels, positive))
-            here = labels.take(positive & delayed)
-            for name, counts in bought.items():
-                own = here.place[base[f"y_{name}"].to_numpy()[here.place] == 1]
-                counts += np.bincount(base["surface"].to_numpy()[own], minlength=surfaces)
-        if not sum(len(c.surface) for c in found):
+        _keep_freed_memory()
+        drafts = [list(self._drafts(bucket)) for bucket in self.buckets]
+        every = list(chain.from_iterable(drafts))
+        if not any(map(len, every)):
             raise DataError(
                 f"no label is known in the training span of {self.config.day}; "
                 "raise window.bootstrap_days or choose a day with more data before it"
             )
+        balance = self._balance(every)
+        plan = plan_mix(self.config.mix, self.config.surfaces, *(d.costs for d in every))
+        report = MixReport(self.config.surfaces, tuple(o.name for o in self.objectives))
+        for bucket in self.buckets:
+            self._write(bucket, drafts[bucket], plan, balance, report)
+        kept = report.rows("train")
+        figures = report.figures(plan)
+        figures["conversion_balance"] = {n: f.tolist() for n, f in balance.items()}
+        figures["feature_bytes_copied"] = copied_feature_bytes(self.folder, self.config.features)
+        figures["ledger"] = listed([self._ledger(sum(d.num_known for d in every), kept)])
+        log.info("mix: %s", {n: (f["rate"], f["kept"]) for n, f in figures["surfaces"].items()})
+        return Outcome(rows=kept, figures=figures)
+
+    def _balance(self, drafts: list[Draft]) -> Balance:
         beta = self.config.mix.conversion_balance
-        balance = {n: balance_factors(counts, beta).tolist() for n, counts in bought.items()}
-        names = ("surface", "flops", "positive", "chance")
-        joined = {n: np.concatenate([getattr(c, n) for c in found]) for n in names}
-        return Candidates(**joined), balance, rows_in
+        bought = {n: np.sum([d.bought[n] for d in drafts], axis=0) for n in drafts[0].bought}
+        return {n: balance_factors(positives, beta) for n, positives in bought.items()}
 
-    def _costs(self, base: pl.DataFrame, labels: Labels, positive: Mask) -> Candidates:
-        rows = base.select("impression_id", "surface", *self._spans)[labels.place]
-        return Candidates(
-            surface=rows["surface"].to_numpy(),
-            flops=row_flops(self.config, rows),
-            positive=positive,
-            chance=uniform(rows["impression_id"].to_numpy(), _SALT + self.config.mix.seed),
-        )
+    def _drafts(self, bucket: int) -> Iterator[Draft]:
+        """A bucket's candidates, a row group of its impressions at a time."""
+        surface = surface_column(self.parts, bucket)
+        labels, hist = self._files(bucket, len(surface))
+        begin = 0
+        for found, seen in zip(iter_columns(*labels), iter_columns(*hist), strict=True):
+            end = begin + len(found["impression_id"])
+            rows = found | seen | {"surface": surface[begin:end]}
+            yield draft(self.config, self.window, rows, begin)
+            begin = end
 
-    @property
-    def _delayed(self) -> list[str]:
-        return [o.name for o in self.objectives if o.name != "click"]
+    def _whole(self, bucket: int) -> Columns:
+        """All that selections need of a bucket's impressions."""
+        surface = surface_column(self.parts, bucket)
+        found = {"surface": surface, "day": day_column(self.parts, bucket, self.window.days)}
+        for path, names in self._files(bucket, len(surface)):
+            found |= read_columns([path], names, len(surface))
+        found["ts_us"] = found["known_click"]  # a click is known at once
+        paths = bucket_files(self.parts, bucket)
+        return found | read_columns(paths, ["user_id", "ad_id", "request_id"], len(surface))
 
-    def _selections(
-        self, base: pl.DataFrame, plan: Plan, balance: dict[str, list[float]]
-    ) -> Iterator[tuple[str, pl.DataFrame]]:
-        window, objectives = self.window, self.objectives
-        yield "train", self._train(base, plan, balance)
-        holdout = known_labels(objectives, base, window.cut, window.day_end)
-        yield "holdout", self._frame(base, holdout.take(holdout.order()))
-        logged = logged_labels(objectives, base, window.students_begin)
-        yield "log", self._frame(base, logged.take(logged.order()))
+    def _files(self, bucket: int, num_rows: int) -> tuple[tuple[Path, list[str]], ...]:
+        """A bucket's label and hist files with what the mix reads of them; rows are checked."""
+        tasks = [f"{p}_{o.name}" for o in self.objectives for p in ("y", "known")]
+        labels = bucket_file(self.run.output("labels"), bucket)
+        hist = hist_file(self.run, bucket)
+        rows = [pq.read_metadata(path).num_rows for path in (labels, hist)]
+        if rows != [num_rows, num_rows]:
+            raise DataError(
+                f"bucket {bucket} has {num_rows} impressions, {rows[0]} labels and {rows[1]} hist "
+                "rows; run the labels and timelines stages again"
+            )
+        return (labels, ["impression_id", *tasks]), (hist, self.spans or ["g"])
 
-    def _train(
-        self, base: pl.DataFrame, plan: Plan, balance: dict[str, list[float]]
-    ) -> pl.DataFrame:
-        labels, positive, delayed, _ = self._considered(base)
-        surface = base["surface"].to_numpy()[labels.place]
-        ids = base["impression_id"].to_numpy()[labels.place]
-        kept = plan.keeps(surface, positive, uniform(ids, _SALT + self.config.mix.seed))
-        rows = np.flatnonzero(kept)[labels.take(kept).order()]
-        labels, positive, surface = labels.take(rows), positive[rows], surface[rows]
-        considered = np.where(delayed[rows], self.config.mix.delayed_rate, 1.0)
+    def _write(
+        self,
+        bucket: int,
+        drafts: list[Draft],
+        plan: Plan,
+        balance: Balance,
+        report: MixReport,
+    ) -> None:
+        base = self._whole(bucket)
+        selections = {"train": self._train(base, drafts, plan, balance)} | self._unsampled(base)
+        made = ("g", "label_us", "shift")
+        columns = [n for n in (*POINTERS, *self.spans) if n not in made]
+        for name, chosen in selections.items():
+            chunks = rows_of(self.objectives, base, chosen, columns=columns, step=ROW_GROUP)
+            tables = (self._table(rows) for rows in report.counting(name, chunks))
+            write_pointers(bucket_file(self.folder / name, bucket), tables)
+
+    def _train(self, base: Columns, drafts: list[Draft], plan: Plan, balance: Balance) -> Selection:
+        masks = (plan.keeps(d.costs.surface, d.costs.positive, d.costs.chance) for d in drafts)
+        kept = joined([d.take(mask) for d, mask in zip(drafts, masks, strict=True)])
+        labels = labels_at(self.objectives, base, kept.place, kept.group)
+        surface, positive = kept.costs.surface, kept.costs.positive
+        delayed = labels.group != click_group(self.objectives)
+        considered = np.where(delayed, self.config.mix.delayed_rate, 1.0)
         weight, shift = correct(
             self.config.mix.correction, rate=plan.rates[surface] * considered, positive=positive
         )
-        weights: dict[str, np.ndarray] = {o.name: weight for o in self.objectives}
-        weights |= {n: weight * np.array(f)[surface] for n, f in balance.items()}
-        return self._frame(base, labels, shift, weights)
+        weights: Balance = {o.name: weight for o in self.objectives}
+        weights |= {n: weight * factors[surface] for n, factors in balance.items()}
+        return Selection(labels=labels, order=labels.order(), shift=shift, weights=weights)
 
-    def _frame(
-        self,
-        base: pl.DataFrame,
-        labels: Labels,
-        shift: np.ndarray | None = None,
-        weights: Mapping[str, np.ndarray] | None = None,
-    ) -> pl.DataFrame:
-        own = [n for n in POINTERS if n not in ("label_us", "shift")]
-        columns = rows_of(
-            self.objectives,
-            base,
-            labels,
-            columns=[*own, *self._spans],
-            shift=shift,
-            weights=weights,
-        )
+    def _unsampled(self, base: Columns) -> dict[str, Selection]:
+        window = self.window
+        holdout = known_labels(self.objectives, base, window.cut, window.day_end)
+        logged = logged_labels(self.objectives, base, window.students_begin)
+        return {
+            "holdout": Selection(labels=holdout, order=holdout.order()),
+            "log": Selection(labels=logged, order=logged.order()),
+        }
+
+    def _table(self, rows: Columns) -> pa.Table:
         tasks = [f"{p}_{o.name}" for o in self.objectives for p in ("y", "m", "w")]
-        return pl.DataFrame({n: columns[n] for n in (*POINTERS, *tasks, *self._spans)})
+        columns = {n: arrow_column(rows[n]) for n in (*POINTERS, *tasks, *self.spans)}
+        columns["day"] = pa.DictionaryArray.from_arrays(columns["day"], self.days)
+        return pa.table(columns)
 
     def _ledger(self, rows_in: int, rows_out: int) -> Entry:
         return Entry(
@@ -267,3 +229,12 @@ class _Mixer:
             duplicates=0,
             sampled_out=rows_in - rows_out,
         ).checked()
+
+
+def _keep_freed_memory() -> None:
+    """Let freed arrays serve the next ones.
+
+    glibc returns what is freed to the system at once, and the next array is cleared page by page,
+    unless a larger piece than that was freed before: one of nearly the most that it considers.
+    """
+    np.empty(31 << 20, dtype=np.int8)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pyarrow.parquet as pq
 
 from model.config import FeatureSet
-from pipeline.mixing.budget import Candidates, Plan
+from pipeline.mixing.budget import Plan
+from pipeline.mixing.selections import Columns
 
 # Ids that the selections need as keys, whether or not they are features too.
 KEYS = frozenset({"user_id", "ad_id", "request_id", "impression_id", "surface", "ts_us"})
+ALL = -1  # in the place of a surface
 Sums = dict[str, float]
 
 
@@ -26,57 +28,65 @@ class MixReport:
         self.selections: dict[str, None] = {}  # in the order in which they came
         self._sums: dict[tuple[str, int], Sums] = defaultdict(lambda: defaultdict(float))
 
-    def add(self, selection: str, rows: pl.DataFrame) -> None:
-        """Count a bucket's rows of a selection."""
+    def counting(self, selection: str, chunks: Iterable[Columns]) -> Iterator[Columns]:
+        """The same chunks of a selection's rows, counted as they pass."""
         self.selections[selection] = None
-        parts = [pl.len().alias("rows")]
+        totals = self._sums[selection, ALL]
+        for chunk in chunks:
+            totals["rows"] += len(chunk["surface"])
+            for name in self.objectives:
+                totals[f"{name}_labels"] += np.count_nonzero(chunk[f"m_{name}"])
+                totals[f"{name}_positives"] += np.count_nonzero(chunk[f"y_{name}"])
+            if selection == "train":
+                self._count(chunk)
+            yield chunk
+
+    def _count(self, chunk: Columns) -> None:
+        """Training rows, and their labels' number and weights, by surface."""
+        surface = chunk["surface"].astype(np.intp)
+        self._add("rows", surface)
         for name in self.objectives:
-            y, m, w = (pl.col(f"{p}_{name}").cast(pl.Float64) for p in ("y", "m", "w"))
-            parts += [
-                m.sum().alias(f"{name}_labels"),
-                (y * m).sum().alias(f"{name}_positives"),
-                (w * m).sum().alias(f"{name}_weight"),
-                (w * w * m).sum().alias(f"{name}_squares"),
-                (w * y * m).sum().alias(f"{name}_weighted_positives"),
-            ]
-        for row in rows.group_by("surface").agg(parts).iter_rows(named=True):
-            place = self._sums[selection, int(row.pop("surface"))]
-            for name, value in row.items():
-                place[name] += value
+            mine = np.flatnonzero(chunk[f"m_{name}"])
+            place, weight = surface[mine], chunk[f"w_{name}"][mine].astype(np.float64)
+            y = chunk[f"y_{name}"][mine]
+            self._add(f"{name}_labels", place)
+            self._add(f"{name}_positives", place, y)
+            self._add(f"{name}_weight", place, weight)
+            self._add(f"{name}_squares", place, weight * weight)
+            self._add(f"{name}_weighted_positives", place, weight * y)
+
+    def _add(self, what: str, surface: np.ndarray, weights: np.ndarray | None = None) -> None:
+        counts = np.bincount(surface, weights, minlength=len(self.surfaces))
+        for place, count in enumerate(counts.tolist()):
+            self._sums["train", place][what] += count
 
     def rows(self, selection: str) -> int:
         """Rows of a selection."""
-        return int(sum(s["rows"] for (name, _), s in self._sums.items() if name == selection))
+        return int(self._sums[selection, ALL]["rows"])
 
-    def figures(self, reference: str, plan: Plan, found: Candidates) -> dict[str, Any]:
+    def figures(self, plan: Plan) -> dict[str, Any]:
         """The manifest's figures; `table` is a line per surface for people."""
-        kept = plan.keeps(found.surface, found.positive, found.chance)
-        surfaces = {
-            name: self._surface(place, plan, found, kept)
-            for place, name in enumerate(self.surfaces)
-        }
+        surfaces = {name: self._surface(place, plan) for place, name in enumerate(self.surfaces)}
         return {
             "surfaces": surfaces,
             "selections": {name: self._selection(name) for name in self.selections},
             "table": self._table(surfaces, plan.flops_mix),
-            "reference_surface": reference,
+            "reference_surface": self.surfaces[plan.reference],
             "flops_mix": plan.flops_mix,
             "flops_reference": plan.flops_reference,
             "flops_ratio": plan.flops_mix / max(plan.flops_reference, 1.0),
         }
 
-    def _surface(
-        self, place: int, plan: Plan, found: Candidates, kept: np.ndarray
-    ) -> dict[str, Any]:
-        mine = found.surface == place
+    def _surface(self, place: int, plan: Plan) -> dict[str, Any]:
+        candidates, kept = int(plan.candidates[place]), int(self._sums["train", place]["rows"])
         return {
-            "candidates": int(mine.sum()),
-            "positives": int((mine & found.positive).sum()),
-            "kept": int((mine & kept).sum()),
-            "sampled_out": int((mine & ~kept).sum()),
+            "candidates": candidates,
+            "positives": int(plan.positives[place]),
+            "kept": kept,
+            "sampled_out": candidates - kept,
             "share": float(plan.shares[place]),
             "rate": float(plan.rates[place]),
-            "flops": float(found.flops[mine & kept].sum()),
+            "flops": float(plan.flops[place]),
             "objectives": {name: self._labels(place, name) for name in self.objectives},
         }
 
@@ -98,8 +108,7 @@ class MixReport:
     def _selection(self, selection: str) -> dict[str, int]:
         """Rows, labels and positives of a selection over all surfaces."""
         counted = ["rows", *(f"{o}_{p}" for o in self.objectives for p in ("labels", "positives"))]
-        parts = [s for (name, _), s in self._sums.items() if name == selection]
-        return {name: int(sum(s[name] for s in parts)) for name in counted}
+        return {name: int(self._sums[selection, ALL][name]) for name in counted}
 
     def _table(self, surfaces: dict[str, Any], flops_mix: float) -> list[dict[str, Any]]:
         return [

@@ -1,7 +1,6 @@
 """Event sequences of a bucket, sorted by (user, time): built from a day's rows, or extended.
 
-Users become dense codes and codes are sorted by radix; a day is merged into the days before it
-without sorting them again.
+A day is merged into the days before it without sorting them again.
 """
 
 from __future__ import annotations
@@ -12,28 +11,18 @@ from typing import Final
 
 import numpy as np
 
-COLUMN_TYPES: Final[dict[str, np.dtype]] = {
-    "ts_us": np.dtype(np.int64),
-    "ad_id": np.dtype(np.int64),
-    "item_id": np.dtype(np.int64),
-    "category_id": np.dtype(np.int64),
-    "surface": np.dtype(np.int16),
-    "action": np.dtype(np.int8),
-}
 SOURCE_COLUMNS: Final = {
     "impressions": ("ts_us", "ad_id", "category_id", "surface", "action"),
     "engagements": ("ts_us", "item_id", "category_id", "surface", "action"),
 }
-
-_MANY = 2_000_000  # rows from which counting is faster, the import of scipy included
-_SPARSE = 8  # ids this many times wider than their number are sorted, denser ones are counted
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sequences:
     """Events of all users of a bucket: user `users[i]` owns `offsets[i]:offsets[i + 1]`.
 
-    `columns` holds one array per event column (`SOURCE_COLUMNS`), each as long as `ts_us`.
+    `columns` holds one array per event column (`SOURCE_COLUMNS`), each as long as `ts_us`, of
+    integers as wide as their values need.
     """
 
     users: np.ndarray  # int64, ascending
@@ -58,62 +47,88 @@ class Sequences:
 
 def build_sequences(user_id: np.ndarray, columns: dict[str, np.ndarray]) -> Sequences:
     """Sort events by (user, time); events of one moment keep their given order."""
-    users, codes = dense_codes(user_id)
-    order = order_of(codes, len(users), columns["ts_us"])
+    groups = group_rows(user_id, columns["ts_us"])
     return Sequences(
-        users=users,
-        offsets=offsets_of(np.bincount(codes, minlength=len(users))),
-        columns={name: column[order] for name, column in columns.items()},
+        users=groups.ids,
+        offsets=groups.offsets,
+        columns={n: _narrow(n, c).take(groups.order, mode="clip") for n, c in columns.items()},
     )
 
 
 def extend_sequences(older: Sequences, newer: Sequences, begin_us: int) -> Sequences:
     """Older events from `begin_us` on followed by newer ones; no newer event may be older."""
-    kept = np.flatnonzero(older.ts_us >= begin_us)
-    old_counts = np.diff(np.searchsorted(kept, older.offsets))
-    users = np.union1d(older.users[old_counts > 0], newer.users)
-    old_place = np.searchsorted(users, older.users[old_counts > 0])
-    new_place = np.searchsorted(users, newer.users)
-    old, new = np.zeros(len(users), np.int64), np.zeros(len(users), np.int64)
-    old[old_place] = old_counts[old_counts > 0]
-    new[new_place] = np.diff(newer.offsets)
-    offsets = offsets_of(old + new)
-    # each user's older events begin where the user does, the newer ones behind them
-    old_at = np.arange(len(kept)) + np.repeat(offsets[:-1] - offsets_of(old)[:-1], old)
-    new_at = np.arange(new.sum()) + np.repeat(offsets[:-1] + old - offsets_of(new)[:-1], new)
-    all_kept = len(kept) == len(older.ts_us)
+    kept = older.ts_us >= begin_us
+    all_kept = bool(kept.all())
+    counts = np.diff(older.offsets if all_kept else offsets_of(kept)[older.offsets])
+    old_users = older.users[counts > 0]
+    users = group_rows(np.concatenate([old_users, newer.users])).ids
+    shares = np.zeros((len(users), 2), dtype=np.int64)  # older and newer events of every user
+    shares[np.searchsorted(users, old_users), 0] = counts[counts > 0]
+    shares[np.searchsorted(users, newer.users), 1] = np.diff(newer.offsets)
+    is_new = np.repeat(np.tile([False, True], len(users)), shares.ravel())
+    is_old = ~is_new
     columns = {}
     for name, column in older.columns.items():
-        merged = np.empty(len(old_at) + len(new_at), dtype=column.dtype)
-        merged[old_at] = column if all_kept else column[kept]
-        merged[new_at] = newer.columns[name]
+        added = newer.columns[name]
+        merged = np.empty(len(is_new), dtype=np.result_type(column, added))
+        merged[is_old] = column if all_kept else column[kept]
+        merged[is_new] = added
         columns[name] = merged
-    return Sequences(users=users.astype(np.int64), offsets=offsets, columns=columns)
+    return Sequences(users=users, offsets=offsets_of(shares.sum(axis=1)), columns=columns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Groups:
+    """Rows by (id, time): those of `ids[i]` are `order[offsets[i]:offsets[i + 1]]`."""
+
+    ids: np.ndarray  # int64, ascending and distinct
+    offsets: np.ndarray  # int64, one more than ids
+    order: np.ndarray  # int64, one per row
+
+
+def group_rows(ids: np.ndarray, ts_us: np.ndarray | None = None) -> Groups:
+    """Group rows by id; within an id by time, then as given. Without times, as given."""
+    by_time = None
+    if ts_us is not None and (ts_us[1:] < ts_us[:-1]).any():
+        by_time = stable_sort(ts_us)[1]
+        ids = ids.take(by_time, mode="clip")
+    ascending, order = stable_sort(ids)
+    ends = np.flatnonzero(ascending[1:] != ascending[:-1]) + 1
+    offsets = np.concatenate([[0], ends, [len(ids)]]) if len(ids) else np.zeros(1, np.int64)
+    return Groups(
+        ids=ascending[offsets[:-1]],
+        offsets=offsets,
+        order=order if by_time is None else by_time.take(order, mode="clip"),
+    )
 
 
 def dense_codes(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct ids, ascending (int64), and for each id its place among them (an integer)."""
-    if not len(ids):
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    least, most = int(ids.min()), int(ids.max())
-    if most - least > _SPARSE * len(ids):
-        users, codes = np.unique(ids, return_inverse=True)
-        return users.astype(np.int64), codes.astype(np.int64)
-    there = np.zeros(most - least + 1, dtype=bool)
-    there[ids - least] = True
-    code = np.cumsum(there) - 1
-    narrow = np.int32 if len(code) < 2**31 else np.int64
-    return np.flatnonzero(there) + least, code.astype(narrow)[ids - least]
+    """Distinct ids, ascending, and for each id its place among them; both int64."""
+    groups = group_rows(ids)
+    codes = np.empty(len(ids), dtype=np.int64)
+    codes[groups.order] = np.repeat(np.arange(len(groups.ids)), np.diff(groups.offsets))
+    return groups.ids, codes
 
 
-def order_of(codes: np.ndarray, num_codes: int, ts_us: np.ndarray) -> np.ndarray:
-    """The stable order by (code, time): times by merging runs, then codes by radix."""
-    order = None
-    if (ts_us[1:] < ts_us[:-1]).any():
-        order = np.argsort(ts_us, kind="stable")
-        codes = codes[order]
-    by_code = _radix(codes, num_codes)
-    return by_code if order is None else order[by_code]
+def stable_sort(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Integers ascending, and the stable order that sorts them; both int64.
+
+    Value and row share one number where both fit: numpy sorts plain numbers with vector
+    instructions, several times faster than it finds an order.
+    """
+    bits = len(values).bit_length()
+    least = int(values.min()) if len(values) else 0
+    if len(values) and (int(values.max()) - least) >> (63 - bits):
+        order = np.argsort(values, kind="stable")
+        return values[order].astype(np.int64), order
+    both = values - np.int64(least)
+    both <<= bits
+    both += np.arange(len(values))
+    both.sort()
+    order = both & ((1 << bits) - 1)
+    both >>= bits
+    both += least
+    return both, order
 
 
 def offsets_of(counts: np.ndarray) -> np.ndarray:
@@ -121,39 +136,25 @@ def offsets_of(counts: np.ndarray) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
-def _radix(codes: np.ndarray, num_codes: int) -> np.ndarray:
-    """Stable order of codes: few rows by numpy's 16-bit radix sort, many by counting."""
-    if len(codes) >= _MANY:
-        return _counted(codes, num_codes)
-    order = np.argsort((codes & 0xFFFF).astype(np.uint16), kind="stable")
-    if num_codes > 2**16:
-        order = order[np.argsort((codes[order] >> 16).astype(np.uint16), kind="stable")]
-    return order
-
-
-def _counted(codes: np.ndarray, num_codes: int) -> np.ndarray:
-    """Stable order of codes by one counting pass: the transpose of a matrix of one entry a row."""
-    from scipy.sparse import csr_array  # half a second to import: only where it saves more
-
-    narrow = np.int32 if len(codes) < 2**31 - 1 else np.int64
-    one_a_row = np.arange(len(codes) + 1, dtype=narrow)
-    nothing = np.zeros(len(codes), dtype=np.int8)
-    matrix = csr_array(
-        (nothing, codes.astype(narrow, copy=False), one_a_row), shape=(len(codes), num_codes)
-    )
-    order: np.ndarray = matrix.tocsc().indices
-    return order
+def _narrow(name: str, column: np.ndarray) -> np.ndarray:
+    """The same integers in the narrowest signed type; times keep 64 bits."""
+    if name == "ts_us":
+        return column
+    low, high = (int(column.min()), int(column.max())) if len(column) else (0, 0)
+    kinds = (np.int8, np.int16, np.int32)
+    fits = (k for k in kinds if np.iinfo(k).min <= low and high <= np.iinfo(k).max)
+    return column.astype(next(fits, np.int64), copy=False)
 
 
 def write_sequences(folder: Path, sequences: Sequences) -> None:
-    """One .npy file per column, the users and their offsets."""
+    """One .npy file per column, as narrow as its values allow, the users and their offsets."""
     folder.mkdir(parents=True, exist_ok=True)
     np.save(folder / "users.npy", sequences.users, allow_pickle=False)
     np.save(folder / "offsets.npy", sequences.offsets, allow_pickle=False)
     for name, column in sequences.columns.items():
         np.save(
             folder / f"{name}.npy",
-            column.astype(COLUMN_TYPES[name], copy=False),
+            _narrow(name, column),
             allow_pickle=False,
         )
 

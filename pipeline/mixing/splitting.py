@@ -117,6 +117,7 @@ class _Pass:
         narrow = np.uint16 if len(self.files) <= 2**16 else np.uint32
         order = np.argsort(group.astype(narrow), kind="stable")  # 16 bits: a radix sort
         ends = np.cumsum(np.bincount(group, minlength=len(self.files)))
+        frame = frame.rechunk()  # or every column would be put together for every file
         for file, begin, end in zip(self.files, [0, *ends[:-1]], ends, strict=True):
             if end > begin:
                 file.add(frame[order[begin:end]])

@@ -21,16 +21,13 @@ from pipeline.mixing.canonical import (
     Partition,
     bucket_file,
     partitions,
-    read_bucket,
-    surface_column,
     window_impressions,
 )
+from pipeline.mixing.event_rows import event_sequences, integers, read_table
 from pipeline.mixing.frames import write_frame
 from pipeline.mixing.labels import ingested
 from pipeline.mixing.sequences import (
-    SOURCE_COLUMNS,
     Sequences,
-    build_sequences,
     extend_sequences,
     read_sequences,
     write_sequences,
@@ -110,15 +107,15 @@ def hist_rows(run: Run, shown: list[Partition], bucket: int) -> pl.DataFrame:
     """Visible spans and match counts of the window's impressions of a bucket."""
     matches = run.config.features.matches
     keys = sorted({m.key for m in matches})
-    rows = read_bucket(shown, bucket, ["user_id", "ts", *keys])
-    user_id, ts_us = rows["user_id"].to_numpy(), rows["ts"].dt.epoch("us").to_numpy()
+    rows = read_table(shown, bucket, ["user_id", "ts", *keys])
+    user_id, ts_us = integers(rows["user_id"]), integers(rows["ts"])
     reader, moments = TimelineReader(run, bucket), Moments(user_id, ts_us)
     columns = [pl.Series("g", np.arange(len(rows)), dtype=pl.Int64)]
     for event in run.config.features.events:
         start, end = reader.visible_at(event.name, moments)
         columns += [pl.Series(f"start_{event.name}", start), pl.Series(f"end_{event.name}", end)]
     for match in matches:
-        counts = reader.match_counts(match, user_id, rows[match.key].to_numpy(), ts_us)
+        counts = reader.match_counts(match, user_id, integers(rows[match.key]), ts_us)
         columns += [pl.Series(n, c) for n, c in zip(match.columns, counts, strict=True)]
     return pl.DataFrame(columns)
 
@@ -260,40 +257,8 @@ class _Builder:
                 f"map {event.source} in source.tables and run: "
                 f"python -m pipeline ingest --run {self.run.folder} --unit rest"
             )
-        return _sequences_of(self.run.config, event, parts, self.bucket)
-
-
-def _sequences_of(
-    config: RunConfig, event: EventType, parts: Sequence[Partition], bucket: int
-) -> Sequences:
-    shown = event.source == "impressions"
-    item = "ad_id" if shown else "item_id"
-    extra = ["click"] if shown else ["surface", *(["kind"] if event.kinds else [])]
-    frame = read_bucket(parts, bucket, ["user_id", "ts", item, "category_id", *extra])
-    if shown:
-        surface, action = surface_column(parts, bucket), frame["click"].to_numpy()
-    else:
-        surface = _place_in(config.surfaces, frame["surface"], pl.Int16)
-        action = np.ones(len(frame), dtype=np.int8)
-        if event.kinds:
-            action = _place_in(event.kinds, frame["kind"], pl.Int8)
-    found = {
-        "ts_us": frame["ts"].dt.epoch("us").to_numpy(),
-        item: frame[item].to_numpy(),
-        "category_id": frame["category_id"].to_numpy(),
-        "surface": surface,
-        "action": action,
-    }
-    return build_sequences(
-        frame["user_id"].to_numpy(), {n: found[n] for n in SOURCE_COLUMNS[event.source]}
-    )
-
-
-def _place_in(known: tuple[str, ...], names: pl.Series, kind: type[pl.DataType]) -> np.ndarray:
-    """Index into the known names; any other name is the one after the last."""
-    places = pl.Series(range(len(known)), dtype=kind)
-    index = names.replace_strict(pl.Series(known), places, default=len(known), return_dtype=kind)
-    return index.to_numpy()
+        surfaces = self.run.config.surfaces
+        return event_sequences(event.source, parts, self.bucket, surfaces, event.kinds)
 
 
 def _kinds(config: RunConfig) -> list[list[tuple[str, ...]]]:

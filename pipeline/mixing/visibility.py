@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.mixing.sequences import Sequences, dense_codes, offsets_of, order_of
+from pipeline.mixing.sequences import Sequences, dense_codes, group_rows, offsets_of
 
 _KEY_LIMIT = 2**62
 
@@ -17,10 +17,10 @@ class Moments:
     """(User, moment) questions, sorted by (user, time) once for however many event types."""
 
     def __init__(self, user_id: np.ndarray, ts_us: np.ndarray) -> None:
-        self.users, codes = dense_codes(user_id)
-        self.order = order_of(codes, len(self.users), ts_us)
-        self.counts = np.bincount(codes, minlength=len(self.users))
-        self.ts_us = ts_us[self.order]
+        groups = group_rows(user_id, ts_us)
+        self.users, self.order = groups.ids, groups.order
+        self.counts = np.diff(groups.offsets)
+        self.ts_us = ts_us.take(self.order, mode="clip")
 
     def restored(self, found: np.ndarray) -> np.ndarray:
         """Answers in sorted order as answers in the order of the questions."""
@@ -30,28 +30,40 @@ class Moments:
 
 
 class Search:
-    """Finds how many events of a group happened before a moment, for many questions at once.
+    """Finds how many events of a group were visible at a moment, for many questions at once.
 
-    Events are given sorted by (group, time), groups as ascending dense codes.
+    Events are given sorted by (group, time), with the offsets of the groups.
     """
 
-    def __init__(self, codes: np.ndarray, ts: np.ndarray) -> None:
-        self.first = int(ts.min()) if len(ts) else 0
-        self.span = (int(ts.max()) - self.first if len(ts) else 0) + 2
+    def __init__(self, offsets: np.ndarray, ts: np.ndarray, delay: int) -> None:
+        groups, counts = np.arange(len(offsets) - 1), np.diff(offsets)
+        first = int(ts.min()) if len(ts) else 0
+        self.span = (int(ts.max()) - first if len(ts) else 0) + 2
+        self.delay, self.begin = delay, first + delay
         self.times: np.ndarray | None = None
-        if self.span * (int(codes[-1]) + 1 if len(codes) else 1) >= _KEY_LIMIT:
+        if self.span * (len(groups) + 1) >= _KEY_LIMIT:
             # a key of group and time would overflow: times become their rank
             self.times = np.sort(ts)
-            self.span = len(ts) + 1
-        self.keys = codes * np.int64(self.span)
-        self.keys += np.searchsorted(self.times, ts) if self.times is not None else ts - self.first
+            first, self.span, self.begin = 0, len(ts) + 1, 0
+            ts = np.searchsorted(self.times, ts)
+        self.keys = np.repeat(groups * self.span - first, counts)
+        self.keys += ts
 
-    def position(self, code: np.ndarray, before: np.ndarray) -> np.ndarray:
-        """Place in the events after the last one of group `code` with time < `before`.
+    def origin(self, code: np.ndarray) -> np.ndarray:
+        """What is added to a moment (or its rank) to compare it with the keys of group `code`."""
+        origin: np.ndarray = code * np.int64(self.span) - self.begin
+        return origin
+
+    def position(self, origin: np.ndarray, moment: np.ndarray) -> np.ndarray:
+        """Place in the events after the last one of a group with time + delay < `moment`.
 
         Fast when the questions come in (group, time) order.
         """
-        asked = code * np.int64(self.span) + self._since(before)
+        if self.times is None:
+            asked = np.clip(moment, self.begin, self.begin + self.span - 1)
+        else:
+            asked = np.searchsorted(self.times, moment - self.delay)
+        asked += origin
         if (asked[1:] >= asked[:-1]).all():
             return np.searchsorted(self.keys, asked)
         order = np.argsort(asked)  # searching in ascending order keeps to the cache
@@ -59,19 +71,13 @@ class Search:
         found[order] = np.searchsorted(self.keys, asked[order])
         return found
 
-    def _since(self, ts: np.ndarray) -> np.ndarray:
-        """Time since the first event within [0, span), or its rank."""
-        if self.times is not None:
-            return np.searchsorted(self.times, ts)
-        return np.clip(ts, self.first, self.first + self.span - 1) - self.first
-
 
 class History:
     """Which events of one type each (user, moment) sees."""
 
     def __init__(self, sequences: Sequences, delay_us: int) -> None:
-        self.sequences, self.delay_us = sequences, delay_us
-        self.search = Search(sequences.codes, sequences.ts_us)
+        self.sequences = sequences
+        self.search = Search(sequences.offsets, sequences.ts_us, delay_us)
 
     def visible(self, moments: Moments) -> tuple[np.ndarray, np.ndarray]:
         """Start and end of every question's visible events; 0, 0 for an unknown user."""
@@ -79,9 +85,10 @@ class History:
         start = np.repeat(self.sequences.offsets[place] * known, moments.counts)
         # an unknown user takes the place of the next one, so that the codes ascend
         next_user = np.searchsorted(self.sequences.users, moments.users)
-        code = np.repeat(next_user, moments.counts)
-        end = self.search.position(code, moments.ts_us - self.delay_us)
-        end = np.where(np.repeat(known, moments.counts), np.maximum(start, end), 0)
+        origin = np.repeat(self.search.origin(next_user), moments.counts)
+        end = self.search.position(origin, moments.ts_us)
+        if not known.all():
+            end *= np.repeat(known, moments.counts)
         return moments.restored(start), moments.restored(end)
 
 
@@ -89,18 +96,12 @@ class Matches:
     """How many visible events of a user share a key with the query."""
 
     def __init__(self, sequences: Sequences, key: str, delay_us: int) -> None:
-        self.users, self.delay_us = sequences.users, delay_us
+        self.users = sequences.users
         self.keys, key_codes = dense_codes(sequences.columns[key])
-        pairs = sequences.codes * max(len(self.keys), 1) + key_codes
-        self.pairs, codes = np.unique(pairs, return_inverse=True)
-        order = order_of(
-            codes, len(self.pairs), np.zeros(0, np.int64)
-        )  # events are by time already
-        counts = np.bincount(codes, minlength=len(self.pairs))
-        self.search = Search(codes[order], sequences.ts_us[order])
-        self.begin = offsets_of(counts)
-        acted = (sequences.columns["action"][order] == 1).astype(np.int64)
-        self.acted = offsets_of(acted)
+        groups = group_rows(sequences.codes * max(len(self.keys), 1) + key_codes)
+        self.pairs, self.begin = groups.ids, groups.offsets
+        self.search = Search(self.begin, sequences.ts_us[groups.order], delay_us)
+        self.acted = offsets_of(sequences.columns["action"][groups.order] == 1)
 
     def counts(
         self, user_id: np.ndarray, key: np.ndarray, ts_us: np.ndarray
@@ -111,7 +112,7 @@ class Matches:
         code, pair_known = find(self.pairs, user * max(len(self.keys), 1) + place)
         known = user_known & key_known & pair_known
         begin = self.begin[code]
-        end = np.maximum(begin, self.search.position(code, ts_us - self.delay_us))
+        end = self.search.position(self.search.origin(code), ts_us)
         seen = (end - begin) * known
         acted = (self.acted[end] - self.acted[begin]) * known
         return seen.astype(np.float32), acted.astype(np.float32)

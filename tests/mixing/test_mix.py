@@ -24,12 +24,12 @@ from plane_world import (
 )
 
 from model.config import Objective
-from pipeline.mixing.budget import Candidates, allocate, fill, plan_mix
+from pipeline.mixing.budget import Candidates, allocate, fill, plan_mix, row_flops
 from pipeline.mixing.canonical import read_bucket, window_impressions
-from pipeline.mixing.mix import mix, row_flops
+from pipeline.mixing.mix import mix
 from pipeline.mixing.mix_report import copied_feature_bytes
 from pipeline.run.config import MixConfig, Parent
-from pipeline.run.errors import ConfigError
+from pipeline.run.errors import ConfigError, DataError
 from pipeline.run.manifest import need_manifest
 from pipeline.run.paths import REPOSITORY, Run
 from pipeline.run.window import HOUR_US, window_of
@@ -261,6 +261,27 @@ def test_stages_of_the_plane_load_neither_torch_nor_pandas() -> None:
     text = "import sys; " + "; ".join(f"import pipeline.mixing.{m}" for m in modules)
     text += "; sys.exit(any(m in sys.modules for m in ('torch', 'pandas')))"
     assert subprocess.run([sys.executable, "-c", text], cwd=REPOSITORY).returncode == 0
+
+
+def test_mixing_loads_no_pandas_on_the_way(run: Run) -> None:
+    made = toy_run(run.home, replace(run.config, mix=MixConfig(seed=5)))
+    run_plane(made)
+    shutil.rmtree(made.output("mix"))
+    text = (
+        "import sys; from pipeline.mixing.mix import mix; from pipeline.run.paths import open_run; "
+        f"mix(open_run({str(made.folder)!r})); sys.exit('pandas' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", text], cwd=REPOSITORY).returncode == 0
+
+
+def test_labels_of_other_impressions_are_refused(tmp_path: Path) -> None:
+    made = landed_run(tmp_path, count=60)
+    run_plane(made)
+    shutil.rmtree(made.output("mix"))
+    path = made.output("labels") / "bucket=1.parquet"
+    pl.read_parquet(path)[1:].write_parquet(path)
+    with pytest.raises(DataError, match="run the labels and timelines stages again"):
+        mix(made)
 
 
 def test_the_report_counts_what_was_written(run: Run) -> None:
