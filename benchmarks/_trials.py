@@ -179,7 +179,8 @@ def _score(training: Training, run: Run) -> dict[str, float]:
     calibrator = training.calibrator
     if calibrator is None:
         raise ConfigError("no validation hours to score; raise window.calibration_hours")
-    place = [o.name for o in run.config.objectives].index(OBJECTIVE)
+    names: list[str] = [o.name for o in run.config.objectives]
+    place = names.index(OBJECTIVE)
     rows = _validation_rows(calibrator.loader, calibrator.parts)
     return _errors(calibrator.scored(), place, with_truth(run, rows))
 

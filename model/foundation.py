@@ -5,6 +5,7 @@ Suffixes: B rows, F sparse features, C dense columns, N tokens, D width, K objec
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -83,7 +84,7 @@ class DenseArch(nn.Module):
 
 def build_trunk(features: FeatureSet, config: ModelConfig) -> nn.Module:
     """The trunk that `config.arch` names; all of them read and answer what Kunlun does."""
-    kinds = {
+    kinds: dict[str, Callable[[FeatureSet, ModelConfig], nn.Module]] = {
         "kunlun": Kunlun,
         "wukong": Wukong,
         "wukong_pma": Wukong,

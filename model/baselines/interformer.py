@@ -125,6 +125,18 @@ class SequenceSummary(nn.Module):
         return self.out(self.gate(z_BZW) * marked.exists_BZ1)
 
 
+class CrossArch(nn.Module):
+    """S_sum of all towers, side by side."""
+
+    def __init__(self, events: tuple[EventType, ...], width: int) -> None:
+        super().__init__()
+        self.towers = nn.ModuleDict({e.name: SequenceSummary(e, width) for e in events})
+
+    def forward(self, marked: dict[str, Marked], x_BND: Tensor) -> Tensor:
+        """[B, Z, D] (Z = 0 without towers)."""
+        return joined({n: summary(marked[n]) for n, summary in self.towers.items()}, x_BND)
+
+
 class PersonalizedLinear(nn.Module):
     """S + Norm(S) W with W = f(X_sum), one layer, a matrix of its own for each row."""
 
@@ -183,8 +195,7 @@ class InterFormer(nn.Module):
             InterFormerLayer(events, num_x, config) for _ in range(config.layers)
         )
         self.cross = nn.ModuleList(
-            nn.ModuleDict({e.name: SequenceSummary(e, config.width) for e in events})
-            for _ in range(config.layers + 1)
+            CrossArch(events, config.width) for _ in range(config.layers + 1)
         )
 
     def forward(self, x_BND: Tensor, towers: dict[str, Sequence], context: Context) -> KunlunOutput:
@@ -195,8 +206,6 @@ class InterFormer(nn.Module):
             marked = {n: prepend(s, self.enter[n](cls_BCD)) for n, s in towers.items()}
         states = [x_BND]
         for layer, cross in zip(self.layers, self.cross, strict=False):
-            s_sum_BZD = joined({n: cross[n](m) for n, m in marked.items()}, x_BND)
-            x_BND, marked = layer(x_BND, marked, s_sum_BZD)
+            x_BND, marked = layer(x_BND, marked, cross(marked, x_BND))
             states.append(x_BND)
-        last = {n: self.cross[-1][n](m) for n, m in marked.items()}
-        return KunlunOutput(states[-1], joined(last, x_BND), states[1])
+        return KunlunOutput(x_BND, self.cross[-1](marked, x_BND), states[1])

@@ -55,7 +55,7 @@ def interformer(trunk: InterFormer, x_ND: Tensor, ad: Tensor, events: Events) ->
         towers[name] = torch.cat([before, state_TW]), angle
     shallow = None
     for layer, cross in zip(trunk.layers, trunk.cross, strict=False):
-        found = [sequence_summary(cross[n], s) for n, (s, _) in towers.items()]
+        found = [sequence_summary(cross.towers[n], s) for n, (s, _) in towers.items()]
         next_ND = wukong_layer(layer.interact, torch.cat([x_ND, *found]))
         if towers:
             summarize = layer.summarize
@@ -65,7 +65,7 @@ def interformer(trunk: InterFormer, x_ND: Tensor, ad: Tensor, events: Events) ->
             towers[name] = attention(layer.attention[name], state, angle), angle
         x_ND = next_ND
         shallow = x_ND if shallow is None else shallow
-    last = [sequence_summary(trunk.cross[-1][n], s) for n, (s, _) in towers.items()]
+    last = [sequence_summary(trunk.cross[-1].towers[n], s) for n, (s, _) in towers.items()]
     h = torch.cat(last) if last else x_ND[:0]
     return x_ND.flatten(), h.flatten(), shallow.flatten()
 
