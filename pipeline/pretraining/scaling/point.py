@@ -128,7 +128,8 @@ def _train(engine: Engine, loader: Loader, labels_N: Floats, point: Point) -> Fl
             output = engine.forward(batch)
             loss = training_loss(output, batch, weights_K)
             if not torch.isfinite(loss):
-                return _diverged(engine, point)
+                _check_trial(engine, point)
+                return None
             engine.backward(loss)
             engine.step()
             forecast_N[batch.row_B] = output.logits_BK[:, 0].detach().sigmoid().numpy()
@@ -136,8 +137,8 @@ def _train(engine: Engine, loader: Loader, labels_N: Floats, point: Point) -> Fl
     return forecast_N
 
 
-def _diverged(engine: Engine, point: Point) -> None:
-    """Nothing for a trial, which is thereby lost; `DataError` for a point of the ladder."""
+def _check_trial(engine: Engine, point: Point) -> None:
+    """A trial may diverge, and has lost; for a point of the ladder that is a `DataError`."""
     if point.trial is None:
         raise DataError(
             f"{point.unit}: the loss is no number at step {engine.steps}, at learning rates "
