@@ -26,13 +26,17 @@ from pipeline.run.runs import units
 # stage -> pool (deploy/pools.json); stages that are not named are light
 POOLS = {
     **dict.fromkeys(("pretrain", "evaluate", "represent", "precompute", "transfer"), "gpu"),
+    **dict.fromkeys(("scaling_tune", "scaling_point"), "gpu"),
     **dict.fromkeys(("land", "ingest", "contracts", "labels", "timelines", "mix"), "io"),
     **dict.fromkeys(("mixture_contract", "representation_contract", "predict", "replay"), "io"),
 }
 LIGHT = "light"
 # stages that use all threads take the whole gpu pool; one of many shards or surfaces takes half
 SLOTS = dict.fromkeys(("pretrain", "evaluate", "represent"), 2)
-TIMEOUTS = {"pretrain": timedelta(hours=24), "transfer": timedelta(hours=12)}
+TIMEOUTS = {
+    **dict.fromkeys(("pretrain", "scaling_tune", "scaling_point"), timedelta(hours=24)),
+    "transfer": timedelta(hours=12),
+}
 TIMEOUT = timedelta(hours=4)
 RETRIES: dict[str, Any] = {
     "retries": 2,
@@ -70,7 +74,13 @@ class StageOperator(BaseOperator):
         return last
 
 
-def stage(name: str, *, outlets: Sequence[Asset] = (), mapped: bool = False) -> Any:
+def stage(
+    name: str,
+    *,
+    outlets: Sequence[Asset] = (),
+    mapped: bool = False,
+    trigger_rule: str = "all_success",
+) -> Any:
     """The task of a stage: call it with the run folder, or `.expand(unit=...)` when mapped."""
     settings: dict[str, Any] = {
         "task_id": name,
@@ -78,6 +88,7 @@ def stage(name: str, *, outlets: Sequence[Asset] = (), mapped: bool = False) -> 
         "pool": POOLS.get(name, LIGHT),
         "pool_slots": SLOTS.get(name, 1),
         "execution_timeout": TIMEOUTS.get(name, TIMEOUT),
+        "trigger_rule": trigger_rule,
         "doc_md": f"`python -m pipeline {name} --run DIR{' --unit U' if mapped else ''}`",
         **RETRIES,
     }
@@ -132,10 +143,10 @@ def resolve_command(params: Mapping[str, Any], day: str) -> list[str]:
     """The resolve command of a trigger form."""
     command = pipeline_command("resolve", "--day", day)
     for name in ("size", "source", "promote"):
-        command += [f"--{name}", str(params[name])]
-    command += ["--surfaces", ",".join(params["surfaces"] or [])]
+        command += [f"--{name}", str(params[name])] if name in params else []
+    command += ["--surfaces", ",".join(params.get("surfaces") or [])]
     command += ["--overrides", json.dumps(params["overrides"] or {})]
-    return command if params["warm_start"] else [*command, "--no-warm-start"]
+    return command if params.get("warm_start", True) else [*command, "--no-warm-start"]
 
 
 def check_exit(what: str, code: int, last: str) -> None:
@@ -172,6 +183,21 @@ def day_param() -> Param:
         description="Empty: the partition's day; a run started by hand needs it.",
         section="What",
     )
+
+
+def ladder_params() -> dict[str, Param]:
+    """The trigger form of scaling_law: the fields of `request_params` that a ladder has."""
+    form = request_params()
+    source = Param(
+        "scaling",
+        type="string",
+        minLength=1,
+        description="scaling: planted logs made for it. A .toml file's full path for others.",
+        section="What",
+    )
+    return {"day": form["day"], "size": form["size"], "source": source} | {
+        "overrides": form["overrides"]
+    }
 
 
 def request_params() -> dict[str, Param]:

@@ -74,6 +74,7 @@ TABLES: Final = {
 }
 # The planted truth: one row per impression; no stage but evaluation reads it.
 TRUTH_PREFIX: Final = "p_"
+TERM_PREFIX: Final = "term_"  # parts of the click logit, where the planted world names them
 
 
 def canonical(table: str, sparse: tuple[str, ...], dense: tuple[str, ...]) -> pa.Schema:

@@ -76,12 +76,15 @@ class EventType:
     a click that was not yet known. `width`, `heads`, `tokens`, `layers`, `window`: the tower's own
     size (event-level personalization, arXiv 2602.10016 section on Kunlun's towers); a tower runs
     in the first `layers` layers (0: all of them), then what was pooled from it is reused.
+    `kinds`: kinds of engagements by name; an event's `action` is then the place of its kind in
+    this list, and the list's length for any other kind. Without them the action is 1.
     """
 
     name: str
     source: Literal["impressions", "engagements"]
     attributes: tuple[EventAttribute, ...]
     max_len: int
+    kinds: tuple[str, ...] = ()
     availability_delay_s: int = 600
     width: int = 32
     heads: int = 2

@@ -105,7 +105,13 @@ def features_from(data: dict[str, Any]) -> FeatureSet:
         sparse=tuple(SparseFeature(**f) for f in data["sparse"]),
         dense=tuple(DenseFeature(**f) for f in data["dense"]),
         events=tuple(
-            EventType(**{**e, "attributes": tuple(EventAttribute(**a) for a in e["attributes"])})
+            EventType(
+                **{
+                    **e,
+                    "attributes": tuple(EventAttribute(**a) for a in e["attributes"]),
+                    "kinds": tuple(e.get("kinds", ())),
+                }
+            )
             for e in data["events"]
         ),
         matches=tuple(MatchCount(**m) for m in data["matches"]),

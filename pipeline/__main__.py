@@ -1,7 +1,7 @@
 """`python -m pipeline <stage> --run DIR [--unit U]`: the table of stages, and what runs them.
 
 Airflow runs these very commands; so do you. Other commands: resolve (makes a run folder),
-fetch, doctor, daily, servers, lookup. Exit codes: 0 done, 64 usage, 65 bad data or config
+fetch, doctor, daily, servers, scaling, lookup. Exit codes: 0 done, 64 usage, 65 bad data or config
 (no retry can help), 75 temporary trouble (retry), 1 anything else.
 """
 
@@ -29,6 +29,9 @@ STAGES: dict[str, tuple[str, str, str]] = {
     "timelines": ("pipeline.mixing.timeline", "timelines", "bucket group"),
     "mix": ("pipeline.mixing.mix", "mix", ""),
     "mixture_contract": ("pipeline.mixing.contracts", "mixture_contract", ""),
+    "scaling_tune": ("pipeline.pretraining.scaling.point", "scaling_tune", "trial"),
+    "scaling_point": ("pipeline.pretraining.scaling.point", "scaling_point", "point"),
+    "scaling_fit": ("pipeline.evaluation.scaling", "scaling_fit", ""),
     "pretrain": ("pipeline.pretraining.pretrain", "pretrain", ""),
     "evaluate": ("pipeline.evaluation.evaluate", "evaluate", ""),
     "promote": ("pipeline.evaluation.promote", "promote", ""),
@@ -52,6 +55,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("pipeline.doctor", "main"),
     "daily": ("pipeline.run.daily", "main"),
     "servers": ("pipeline.run.servers", "main"),
+    "scaling": ("pipeline.pretraining.scaling.command", "main"),
     "lookup": ("pipeline.solaris.lookup", "main"),
 }
 

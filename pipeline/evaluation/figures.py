@@ -6,6 +6,7 @@ matplotlib is imported when the first figure is drawn; the bytes depend on the d
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -161,6 +162,43 @@ def shares_figure(
         axes.grid(visible=False, axis="y")
         axes.legend(ncols=min(len(parts), 5), loc="upper left", bbox_to_anchor=(0, -0.12))
         return _bytes(figure, kind)
+
+
+def law_figure(fits: Mapping[str, Any], kind: Kind = "svg") -> bytes:
+    """NE over training FLOPs, a panel per kind of labels: rungs with intervals, and the laws.
+
+    `fits` is what the fit of the scaling law found: labels -> families and their rungs.
+    """
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
+
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(3.9 * len(fits) + 0.6, 3.4), layout="constrained")
+        panels = figure.subplots(1, len(fits), squeeze=False, sharey=True)[0]
+        for axes, (labels, fit) in zip(panels, fits.items(), strict=True):
+            for place, (name, family) in enumerate(fit["families"].items()):
+                _law(axes, fit["c0"], family, name, PALETTE[place % len(PALETTE)])
+            axes.axhline(fit["bayes"], color=FAINT, linewidth=1, linestyle=(0, (4, 3)))
+            axes.set(title=f"{labels} labels", xlabel="training FLOPs", xscale="log")
+            axes.xaxis.set_minor_formatter(NullFormatter())  # its labels would overlap
+        panels[0].set_ylabel("NE against the truth (dashed: Bayes)")
+        panels[-1].legend()
+        return _bytes(figure, kind)
+
+
+def _law(axes: Axes, c0: float, family: Mapping[str, Any], name: str, color: str) -> None:
+    """A family's rungs and, where it has one, its line."""
+    xs = [rung["compute"] for rung in family["rungs"]]
+    for rung in family["rungs"]:
+        low, high = rung["ne"]["low"], rung["ne"]["high"]
+        axes.plot([rung["compute"]] * 2, [low, high], color=color, linewidth=1, alpha=0.6)
+    axes.plot(xs, [r["ne"]["value"] for r in family["rungs"]], "o", color=color, markersize=4,
+              label=name)  # fmt: skip
+    if "eta" in family:
+        ends = [xs[0], xs[-1]]
+        line = [family["ne0"]["value"] - family["eta"]["value"] * math.log(x / c0) for x in ends]
+        axes.plot(ends, line, color=color, linewidth=1.2)
 
 
 def _spreads(

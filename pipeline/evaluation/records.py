@@ -23,6 +23,7 @@ STAGES = {
     "foundation": ("mix", "mixture_contract", "pretrain", "evaluate", "promote"),
     "solaris": ("represent", "precompute", "publish", "replay"),
     "students": ("transfer", "evaluate_students", "promote_students"),
+    "scaling-law": ("scaling_fit",),
 }
 VARIED = {
     "window": ("bootstrap_days", "holdout_hours", "student_days", "num_buckets"),
@@ -73,6 +74,7 @@ def metrics(run: Run, experiment: str) -> list[Step]:
         "foundation": (_training, _evaluation),
         "solaris": (_coverage,),
         "students": (_students,),
+        "scaling-law": (_scaling,),
     }
     found = [step for source in sources[experiment] for step in source(run)]
     return [step for step in found if _finite(step[2])]
@@ -80,6 +82,9 @@ def metrics(run: Run, experiment: str) -> list[Step]:
 
 def pictures(run: Run, experiment: str) -> dict[str, bytes]:
     """PNG figures by file name."""
+    law = read_json(run, "scaling_fit", "fit.json") if experiment == "scaling-law" else None
+    if law:
+        return {"law.png": figures.law_figure(law["labels"], "png")}
     if experiment != "foundation":
         return {}
     found: dict[str, bytes] = {}
@@ -215,6 +220,22 @@ def _students(run: Run) -> Iterator[Step]:
         for name in ("ne", "auc", "calibration", "gain", "tr"):
             if row.get(name):
                 yield f"eval/{name}/{where}", 0, row[name][0]
+
+
+def _scaling(run: Run) -> Iterator[Step]:
+    """Laws and comparisons; NE by rung, whose step is the rung."""
+    found = read_json(run, "scaling_fit", "fit.json") or {"labels": {}}
+    for labels, fit in found["labels"].items():
+        for name, family in fit["families"].items():
+            for rung in family["rungs"]:
+                yield f"scaling/{labels}/ne/{name}", rung["rung"], rung["ne"]["value"]
+                yield f"scaling/{labels}/mflop/{name}", rung["rung"], rung["mflop"]
+            if "eta" in family:
+                yield f"scaling/{labels}/eta/{name}", 0, family["eta"]["value"]
+        for name, against in fit["against"].items():
+            for figure in ("gain_pct", "slope_ratio"):
+                if figure in against:
+                    yield f"scaling/{labels}/{figure}/{name}", 0, against[figure]["value"]
 
 
 def _finite(value: object) -> bool:

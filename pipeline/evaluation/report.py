@@ -19,6 +19,7 @@ SECTIONS = (
     "slices",
     "transfer",
     "solaris",
+    "scaling",
     "training",
     "mix",
     "contracts",

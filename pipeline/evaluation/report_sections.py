@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 from pipeline.evaluation import figures, records
 from pipeline.evaluation.intervals import triple
 from pipeline.evaluation.lineage import earlier_runs, read_json
-from pipeline.run.codec import to_dict
+from pipeline.evaluation.scaling import speeds
+from pipeline.run.codec import from_dict, to_dict
 from pipeline.run.errors import ConfigError, DataError
 from pipeline.run.manifest import MANIFEST, read_manifest
 from pipeline.run.paths import Run, confined, open_run
+from pipeline.run.scaling import Point
 
 Section = dict[str, Any]
 CONTRACTS = ("contracts", "mixture_contract", "representation_contract")
@@ -171,6 +174,52 @@ def solaris(run: Run) -> Section | None:
         "parts": {name: part for name, part in parts.items() if part},
         "budget": found.get("budget", {}),
     }
+
+
+def scaling(run: Run) -> Section | None:
+    """The scaling law: rungs of every family, the laws, and Kunlun against the others."""
+    found = read_json(run, "scaling_fit", "fit.json")
+    if not found:
+        return None
+    speed = speeds(run)
+    kinds = {
+        labels: {
+            "families": {
+                name: family | {"rows": _rungs(family, speed)}
+                for name, family in fit["families"].items()
+            },
+            "against": fit["against"],
+            "bayes": fit["bayes"],
+        }
+        for labels, fit in found["labels"].items()
+    }
+    plot = _inline(figures.law_figure(found["labels"]))
+    return {"kinds": kinds, "plot": plot, "missing": found["missing"], "terms": _terms(found)}
+
+
+def _rungs(family: dict[str, Any], speed: dict[str, float]) -> list[dict[str, Any]]:
+    """A row per rung: its NE, and the means over its seeds of part scores and rows per second."""
+    rows = []
+    for rung in family["rungs"]:
+        mine = [p for p in family["points"] if p["point"]["rung"] == rung["rung"]]
+        units = [from_dict(Point, p["point"]).unit for p in mine]
+        parts = {t: fmean(p["parts"][t]["explained"] for p in mine) for t in mine[0]["parts"]}
+        rows.append(
+            rung
+            | {
+                "seeds": len(mine),
+                "rates": mine[0]["rates"],
+                "labels_ne": fmean(p["ne"]["labels"] for p in mine),
+                "parts": parts,
+                "rows_per_s": fmean(speed[u] for u in units),
+            }
+        )
+    return rows
+
+
+def _terms(found: dict[str, Any]) -> list[str]:
+    fit = next(iter(found["labels"].values()))
+    return list(next(iter(fit["families"].values()))["points"][0]["parts"])
 
 
 def timings(run: Run) -> Section | None:

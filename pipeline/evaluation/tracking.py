@@ -35,8 +35,13 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 log = logging.getLogger(__name__)
-EXPERIMENTS = ("foundation", "solaris", "students")
-PRIMARY = {"foundation": "eval/ne/overall/click", "solaris": "coverage/asked/exact", "students": ""}
+PRIMARY = {
+    "foundation": "eval/ne/overall/click",
+    "solaris": "coverage/asked/exact",
+    "students": "",
+    "scaling-law": "",
+}
+EXPERIMENTS = tuple(PRIMARY)
 MEMORY = "mlflow.json"
 FOLDER_TAG = "headwater.run_folder"
 FINGERPRINT_TAG = "fingerprint"

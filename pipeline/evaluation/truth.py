@@ -1,12 +1,12 @@
-"""The planted truth of impressions: what evaluation alone may read."""
+"""The planted truth of impressions, for evaluation and the scaling law's ladder alone."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import polars as pl
 
-from data_contracts.schema import TRUTH_PREFIX
+from data_contracts.schema import TERM_PREFIX, TRUTH_PREFIX
 from pipeline.run.errors import DataError
 from pipeline.run.paths import Run
 from pipeline.run.window import DAY_US, day_of_us
@@ -21,7 +21,17 @@ def with_truth(run: Run, frame: pl.DataFrame) -> pl.DataFrame:
     """
     if run.config.source.kind != "planted" or frame.is_empty():
         return frame
-    names = [o.name for o in run.config.objectives]
+    names = {f"{TRUTH_PREFIX}{o.name}": f"{TRUE_PREFIX}{o.name}" for o in run.config.objectives}
+    return _joined(run, frame, names)
+
+
+def with_terms(run: Run, frame: pl.DataFrame, terms: Sequence[str]) -> pl.DataFrame:
+    """`frame` with `true_click` and the named `term_` columns of the planted click logit."""
+    wanted = {f"{TRUTH_PREFIX}click": f"{TRUE_PREFIX}click"}
+    return _joined(run, frame, wanted | {f"{TERM_PREFIX}{t}": f"{TERM_PREFIX}{t}" for t in terms})
+
+
+def _joined(run: Run, frame: pl.DataFrame, names: Mapping[str, str]) -> pl.DataFrame:
     days = (frame["ts_us"] // DAY_US).unique().sort().to_list()
     truth = pl.concat([_day(run, int(day), names) for day in days])
     joined = frame.with_columns((pl.col("ts_us") // DAY_US).alias("day_number")).join(
@@ -31,7 +41,7 @@ def with_truth(run: Run, frame: pl.DataFrame) -> pl.DataFrame:
         maintain_order="left",
         validate="m:1",
     )
-    found = [n for n in joined.columns if n.startswith(TRUE_PREFIX)]
+    found = [n for n in names.values() if n in joined.columns]
     missing = joined.filter(pl.any_horizontal(pl.col(found).is_null()))
     if len(missing):
         raise DataError(
@@ -41,15 +51,14 @@ def with_truth(run: Run, frame: pl.DataFrame) -> pl.DataFrame:
     return joined.drop("day_number")
 
 
-def _day(run: Run, number: int, objectives: Sequence[str]) -> pl.DataFrame:
+def _day(run: Run, number: int, names: Mapping[str, str]) -> pl.DataFrame:
     folder = run.lake("truth", f"day={day_of_us(number * DAY_US)}")
     files = sorted(folder.glob("*.parquet"))
     if not files:
         raise DataError(f"{folder} holds no planted truth; run land and ingest for that day")
     frame = pl.read_parquet(files)
-    wanted = [o for o in objectives if f"{TRUTH_PREFIX}{o}" in frame.columns]
     return frame.select(
         pl.lit(number, dtype=pl.Int64).alias("day_number"),
         pl.col("impression_id"),
-        *(pl.col(f"{TRUTH_PREFIX}{o}").cast(pl.Float64).alias(f"{TRUE_PREFIX}{o}") for o in wanted),
+        *(pl.col(n).cast(pl.Float64).alias(to) for n, to in names.items() if n in frame.columns),
     )

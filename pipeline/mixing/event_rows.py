@@ -18,20 +18,26 @@ from pipeline.run.errors import DataError
 
 
 def event_sequences(
-    source: str, parts: Sequence[Partition], bucket: int, surfaces: tuple[str, ...]
+    source: str,
+    parts: Sequence[Partition],
+    bucket: int,
+    surfaces: tuple[str, ...],
+    kinds: tuple[str, ...] = (),
 ) -> Sequences:
-    """The events of a bucket in partitions of `source`; an unknown surface comes after the last."""
+    """The events of a bucket in partitions of `source`; an unknown surface comes after the last.
+
+    With `kinds` the action of an engagement is the place of its kind among them, else it is 1.
+    """
     shown = source == "impressions"
     item = "ad_id" if shown else "item_id"
-    table = read_table(
-        parts, bucket, ["user_id", "ts", item, "category_id", "click" if shown else "surface"]
-    )
+    own = ["click"] if shown else ["surface", *(["kind"] if kinds else [])]
+    table = read_table(parts, bucket, ["user_id", "ts", item, "category_id", *own])
     found = {
         "ts_us": integers(table["ts"]),
         item: integers(table[item]),
         "category_id": integers(table["category_id"]),
         "surface": surface_column(parts, bucket) if shown else _places(table["surface"], surfaces),
-        "action": integers(table["click"]) if shown else np.ones(len(table), dtype=np.int8),
+        "action": integers(table["click"]) if shown else _actions(table, kinds),
     }
     columns = {name: found[name] for name in SOURCE_COLUMNS[source]}
     return build_sequences(integers(table["user_id"]), columns)
@@ -46,8 +52,8 @@ def read_table(parts: Sequence[Partition], bucket: int, columns: Sequence[str]) 
 
 
 def read_columns(paths: Sequence[Path], columns: Sequence[str]) -> pa.Table:
-    """Columns of Parquet files, one after the other; surfaces as dictionaries."""
-    words = [c for c in columns if c == "surface"]
+    """Columns of Parquet files, one after the other; words as dictionaries."""
+    words = [c for c in columns if c in ("surface", "kind")]
     files = (
         pq.ParquetFile(p, memory_map=True, pre_buffer=False, read_dictionary=words) for p in paths
     )
@@ -67,11 +73,17 @@ def _numbers(chunk: pa.Array) -> pa.Array:
     return chunk.view(pa.int64()) if pa.types.is_timestamp(chunk.type) else chunk
 
 
-def _places(words: pa.ChunkedArray, surfaces: tuple[str, ...]) -> np.ndarray:
-    """Index into the configured surfaces of a column of words, int16."""
-    index = {name: place for place, name in enumerate(surfaces)}
+def _actions(table: pa.Table, kinds: tuple[str, ...]) -> np.ndarray:
+    if not kinds:
+        return np.ones(len(table), dtype=np.int8)
+    return _places(table["kind"], kinds).astype(np.int8)
+
+
+def _places(words: pa.ChunkedArray, known: tuple[str, ...]) -> np.ndarray:
+    """Index into the known ones of a column of words, int16; any other is after the last."""
+    index = {name: place for place, name in enumerate(known)}
     found = [np.zeros(0, dtype=np.int16)]
     for chunk in words.chunks:
-        places = [index.get(word, len(surfaces)) for word in chunk.dictionary.to_pylist()]
+        places = [index.get(word, len(known)) for word in chunk.dictionary.to_pylist()]
         found.append(np.array(places, dtype=np.int16)[np.from_dlpack(chunk.indices)])
     return np.concatenate(found)

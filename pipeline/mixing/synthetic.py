@@ -28,6 +28,7 @@ from pipeline.mixing.synthetic_tables import (
     engagements,
     impressions,
     truth,
+    truth_schema,
 )
 from pipeline.run.config import RunConfig
 from pipeline.run.errors import ConfigError, require
@@ -71,7 +72,7 @@ def generate_day(
     parts: dict[str, tuple[pa.Schema, Iterable[pa.Table]]] = {
         "candidates": (CANDIDATES, candidates(delivery, number)),
         "impressions": (impressions_with(SPARSE, DENSE), impressions(delivery, number)),
-        "truth": (TRUTH, truth(delivery, number, window_us)),
+        "truth": (truth_schema(tuple(delivery.terms)), truth(delivery, number, window_us)),
         "engagements": (ENGAGEMENTS, engagements(world, delivery.users, number)),
         "conversions": (CONVERSIONS, [_happened_on(sold, number)]),
     }

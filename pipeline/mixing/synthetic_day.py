@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.mixing.synthetic_scaling import Rows, terms_of
 from pipeline.mixing.synthetic_world import (
     F32,
     I64,
@@ -21,7 +22,9 @@ from pipeline.mixing.synthetic_world import (
     Draw,
     Users,
     ads_of,
+    affinity_of,
     contexts_of,
+    daytimes,
     stream,
     users_of,
 )
@@ -29,6 +32,7 @@ from pipeline.run.planted import PlantedConfig
 from pipeline.run.window import DAY_US, HOUR_US
 
 CLICK_RATES = (0.020, 0.035, 0.045)
+SCALING_RATES = (0.085, 0.11, 0.12)
 MEAN_SHOWN = 2.0  # one, two or three
 REQUESTS_PER_SESSION = 3.0
 SESSION_PAUSE_US = 180_000_000.0
@@ -78,6 +82,7 @@ class Delivery:
     click_I: NDArray[np.bool_]
     buy_I: NDArray[np.bool_]  # clicked and bought, however late
     delay_I: I64  # from impression to conversion, microseconds
+    terms: dict[str, NDArray[np.float64]] = field(default_factory=dict)  # variant scaling only
 
 
 def deliver(world: PlantedConfig, day: int, num_surfaces: int, threads: int = 1) -> Delivery:
@@ -89,7 +94,10 @@ def deliver(world: PlantedConfig, day: int, num_surfaces: int, threads: int = 1)
     first_R = np.cumsum(requests.shown_R) - requests.shown_R
     position_I = np.arange(len(request_I)) - first_R[request_I]
     ad_I = requests.ads_RF[request_I, position_I].astype(np.int64)
-    p_click, p_buy = _probabilities(world, users, ads, requests, request_I, position_I, ad_I)
+    logit, affinity, terms = _click_logit(
+        world, day, users, ads, requests, request_I, position_I, ad_I
+    )
+    p_click, p_buy = _probabilities(world, users, requests, request_I, logit, affinity)
     rng = stream(world.seed, Draw.LABELS, day)
     click = rng.random(len(ad_I)) < p_click
     buy = click & (rng.random(len(ad_I)) < p_buy)
@@ -106,17 +114,8 @@ def deliver(world: PlantedConfig, day: int, num_surfaces: int, threads: int = 1)
         click_I=click,
         buy_I=buy & (delay < LONGEST_DELAY_DAYS * DAY_US),
         delay_I=np.maximum(delay, 1.0).astype(np.int64),
+        terms=terms,
     )
-
-
-def daytimes(rng: np.random.Generator, count: int) -> NDArray[np.float64]:
-    """Times within a day (microseconds): quiet at 4 h, busy around noon and busiest at 20 h."""
-    hour = np.linspace(0.0, 24.0, 24 * 60 + 1)
-    load = (
-        0.25 + np.exp(-(((hour - 12.5) / 3.5) ** 2)) + 1.4 * np.exp(-(((hour - 20.0) / 2.5) ** 2))
-    )
-    total = np.concatenate([[0.0], np.cumsum((load[1:] + load[:-1]) / 2)])
-    return np.interp(rng.random(count), total / total[-1], hour) * HOUR_US
 
 
 def _arrivals(world: PlantedConfig, day: int, users: Users, num_surfaces: int) -> Requests:
@@ -199,7 +198,7 @@ def _finalists(
     chosen, there = _raced(rng, pool_odds, user - first, min(world.finalists, POOL_SLOTS))
     ads_RF = pool_ads[(user - first)[:, None], chosen]
     noise = -np.log(rng.standard_exponential(ads_RF.shape, dtype=np.float32) + 1e-9)
-    affinity = _affinity(users.interest_SUD[surface, user][:, None], ads.latent_AD, ads_RF)
+    affinity = affinity_of(users.interest_SUD[surface, user][:, None], ads.latent_AD, ads_RF)
     score = np.where(there, np.float32(RANKING_GAIN) * affinity + noise, -np.inf)
     order = np.argsort(-score, axis=1, kind="stable")
     ranked = np.take_along_axis(np.where(there, ads_RF, -1), order, axis=1)
@@ -251,38 +250,50 @@ def _pools(
     return pool, odds.reshape(pool.shape)
 
 
-def _affinity(interest: F32, latent_AD: F32, ads: NDArray[np.integer]) -> F32:
-    """Inner products, one latent dimension after the other: no BLAS, so the same bits always."""
-    total = np.zeros(ads.shape, dtype=np.float32)
-    for d in range(latent_AD.shape[1]):
-        total += interest[..., d] * latent_AD[ads, d]
-    return total
-
-
-def _probabilities(
+def _click_logit(
     world: PlantedConfig,
+    day: int,
     users: Users,
     ads: Ads,
     requests: Requests,
     request_I: I64,
     position_I: I64,
     ad_I: I64,
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The true probabilities of a click, and of a conversion given a click."""
+) -> tuple[NDArray[np.float64], F32, dict[str, NDArray[np.float64]]]:
+    """What clicks depend on, the surface's constant aside; the affinity; the variant's terms."""
     user, surface = requests.user_R[request_I], requests.surface_R[request_I]
-    affinity = _affinity(users.interest_SUD[surface, user], ads.latent_AD, ad_I)
+    affinity = affinity_of(users.interest_SUD[surface, user], ads.latent_AD, ad_I)
+    context = requests.context_R[request_I]
+    if world.variant == "scaling":
+        rows = Rows(user_I=user, ts_I=requests.ts_R[request_I], ad_I=ad_I, context_I=context)
+        terms = terms_of(world, day, users, ads, rows)
+        return np.sum(list(terms.values()), axis=0), affinity, terms
     logit = (
         CLICK_GAIN * affinity.astype(np.float64)
         + users.bias_U[user]
         + ads.quality_A[ad_I]
-        + contexts_of(world)[requests.context_R[request_I]]
+        + contexts_of(world)[context]
         - POSITION_BIAS * np.log2(1.0 + position_I)
         - FATIGUE * np.log1p(_earlier(user * world.ads + ad_I))
     )
+    return logit, affinity, {}
+
+
+def _probabilities(
+    world: PlantedConfig,
+    users: Users,
+    requests: Requests,
+    request_I: I64,
+    logit: NDArray[np.float64],
+    affinity: F32,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The true probabilities of a click, and of a conversion given a click."""
+    user, surface = requests.user_R[request_I], requests.surface_R[request_I]
+    rates = SCALING_RATES if world.variant == "scaling" else CLICK_RATES
     p_click = np.empty(len(logit))
     for s in range(len(users.interest_SUD)):
         here = surface == s
-        rate = CLICK_RATES[s % len(CLICK_RATES)]
+        rate = rates[s % len(rates)]
         p_click[here] = _at_rate(logit[here], rate, np.ones(here.sum()))
     want = PURCHASE_GAIN * users.purchase_U[user].astype(np.float64) + PURCHASE_AFFINITY * affinity
     return p_click, _at_rate(want, CONVERSION_RATE, p_click)

@@ -13,16 +13,29 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from data_contracts.schema import CANDIDATES, CONVERSIONS, ENGAGEMENTS, impressions_with
+from data_contracts.schema import (
+    CANDIDATES,
+    CONVERSIONS,
+    ENGAGEMENTS,
+    TERM_PREFIX,
+    impressions_with,
+)
 from pipeline.mixing.synthetic_day import (
     DELAY_MEDIAN_US,
     DELAY_SD,
     LONGEST_DELAY_DAYS,
     Delivery,
-    daytimes,
 )
-from pipeline.mixing.synthetic_world import LATENT_WIDTH, Draw, Users, categories_of, stream
-from pipeline.run.planted import PLANTED_SURFACES, PlantedConfig
+from pipeline.mixing.synthetic_scaling import events_of
+from pipeline.mixing.synthetic_world import (
+    LATENT_WIDTH,
+    Draw,
+    Users,
+    categories_of,
+    daytimes,
+    stream,
+)
+from pipeline.run.planted import PLANTED_SURFACES, SCALING_KINDS, PlantedConfig
 from pipeline.run.window import DAY_US
 
 ORGANIC_GAIN = 2.5
@@ -92,6 +105,9 @@ def conversions(world: PlantedConfig, delivery: Delivery, number: int) -> pa.Tab
 
 def engagements(world: PlantedConfig, users: Users, number: int) -> Iterator[pa.Table]:
     """Organic events of a day; their categories follow the shared interest."""
+    if world.variant == "scaling":
+        yield from _kinds_of_events(world, number)
+        return
     rng = stream(world.seed, Draw.ORGANIC, number)
     count = rng.poisson(world.organic_per_user_day * users.activity_U.astype(np.float64))
     user = np.repeat(np.arange(world.users), count)
@@ -119,6 +135,7 @@ def truth(delivery: Delivery, number: int, window_us: int) -> Iterator[pa.Table]
 
     A last column `surface` says where; it is not part of `TRUTH`.
     """
+    schema = truth_schema(tuple(delivery.terms))
     limit = min(window_us, LONGEST_DELAY_DAYS * DAY_US)
     in_time = 0.5 * math.erfc(-math.log(limit / DELAY_MEDIAN_US) / DELAY_SD / math.sqrt(2.0))
     requests = delivery.requests
@@ -129,9 +146,16 @@ def truth(delivery: Delivery, number: int, window_us: int) -> Iterator[pa.Table]
             "user_id": delivery.users.id_U[requests.user_R[request]],
             "p_click": delivery.p_click_I[part],
             "p_conversion": delivery.p_click_I[part] * delivery.p_buy_I[part] * in_time,
+            **{f"{TERM_PREFIX}{name}": term[part] for name, term in delivery.terms.items()},
         }
         surface = _names(PLANTED_SURFACES, requests.surface_R[request])
-        yield _table(TRUTH, columns).append_column("surface", surface)
+        yield _table(schema, columns).append_column("surface", surface)
+
+
+def truth_schema(terms: tuple[str, ...]) -> pa.Schema:
+    """`TRUTH`, and the named terms of the click logit beside it."""
+    extra = [pa.field(f"{TERM_PREFIX}{name}", pa.float64(), nullable=False) for name in terms]
+    return pa.schema([*TRUTH, *extra])
 
 
 def candidates(delivery: Delivery, number: int) -> Iterator[pa.Table]:
@@ -159,6 +183,22 @@ def candidates(delivery: Delivery, number: int) -> Iterator[pa.Table]:
 def ids_of(number: int, rows: slice) -> NDArray[np.int64]:
     """Ids that no other day uses: the day in the upper bits, the row in the lower 32."""
     return (np.int64(number) << 32) + np.arange(rows.start, rows.stop, dtype=np.int64)
+
+
+def _kinds_of_events(world: PlantedConfig, number: int) -> Iterator[pa.Table]:
+    """The scaling world's events: an item is its category, and its kind says what was done."""
+    events = events_of(world, number)
+    for part in _parts(len(events.ts_E)):
+        category = 1 + events.category_E[part]
+        columns: Columns = {
+            "user_id": events.id_E[part],
+            "ts": events.ts_E[part],
+            "kind": _names(SCALING_KINDS, events.kind_E[part]),
+            "item_id": category,
+            "category_id": category,
+            "surface": _names(PLANTED_SURFACES, np.zeros(len(category), dtype=np.int8)),
+        }
+        yield _table(ENGAGEMENTS, columns)
 
 
 def _categories(

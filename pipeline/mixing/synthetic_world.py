@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from pipeline.mixing.prefetch import prefetched
 from pipeline.run.planted import PlantedConfig
+from pipeline.run.window import HOUR_US
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
@@ -54,6 +55,7 @@ class Draw(IntEnum):
     ORGANIC = 14
     CONTEXT = 15
     VALUE = 16
+    PARTS = 17
 
 
 def stream(seed: int, draw: Draw, *key: int) -> np.random.Generator:
@@ -166,6 +168,24 @@ def ads_of(world: PlantedConfig, day: int) -> Ads:
         latent_AD=_unit(latent.astype(np.float32)),
         popularity_A=popularity / popularity.sum(),
     )
+
+
+def daytimes(rng: np.random.Generator, count: int) -> NDArray[np.float64]:
+    """Times within a day (microseconds): quiet at 4 h, busy around noon and busiest at 20 h."""
+    hour = np.linspace(0.0, 24.0, 24 * 60 + 1)
+    load = (
+        0.25 + np.exp(-(((hour - 12.5) / 3.5) ** 2)) + 1.4 * np.exp(-(((hour - 20.0) / 2.5) ** 2))
+    )
+    total = np.concatenate([[0.0], np.cumsum((load[1:] + load[:-1]) / 2)])
+    return np.interp(rng.random(count), total / total[-1], hour) * HOUR_US
+
+
+def affinity_of(interest: F32, latent_AD: F32, ads: NDArray[np.integer]) -> F32:
+    """Inner products, one latent dimension after the other: no BLAS, so the same bits always."""
+    total = np.zeros(ads.shape, dtype=np.float32)
+    for d in range(latent_AD.shape[1]):
+        total += interest[..., d] * latent_AD[ads, d]
+    return total
 
 
 def _interest(

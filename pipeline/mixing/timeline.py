@@ -197,7 +197,7 @@ def _publish_timeline(run: Run, parts: Parts, bucket: int) -> Manifest:
         stage="timelines",
         unit=f"bucket {bucket}",
         inputs=builder.inputs,
-        settings=[run.config.window.retention_days, run.config.surfaces],
+        settings=[run.config.window.retention_days, run.config.surfaces, *_kinds(run.config)],
         build=builder.build,
     )
 
@@ -257,4 +257,11 @@ class _Builder:
                 f"map {event.source} in source.tables and run: "
                 f"python -m pipeline ingest --run {self.run.folder} --unit rest"
             )
-        return event_sequences(event.source, parts, self.bucket, self.run.config.surfaces)
+        surfaces = self.run.config.surfaces
+        return event_sequences(event.source, parts, self.bucket, surfaces, event.kinds)
+
+
+def _kinds(config: RunConfig) -> list[list[tuple[str, ...]]]:
+    """The kinds that events are told apart by, where there are any: they shape a timeline."""
+    kinds = [e.kinds for e in config.features.events]
+    return [kinds] if any(kinds) else []

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from model.config import ConfigError, FeatureSet, ModelConfig, Objective, check_towers, require
 from pipeline.run.codec import digest, from_dict, to_dict
 from pipeline.run.planted import PlantedConfig
+from pipeline.run.scaling import ScalingConfig
 
 OVERALL = "overall"  # the name of all surfaces together wherever figures are listed
 
@@ -285,7 +286,10 @@ class Parent:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Everything that decides a run's outputs."""
+    """Everything that decides a run's outputs.
+
+    `scaling`: the ladder of a run for the scaling law; None for any other run.
+    """
 
     day: str
     size: str
@@ -300,6 +304,7 @@ class RunConfig:
     transfer: TransferConfig = field(default_factory=TransferConfig)
     solaris: SolarisConfig = field(default_factory=SolarisConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    scaling: ScalingConfig | None = None
     warm_start: bool = True
     promote: Literal["auto", "never", "force"] = "auto"
     parent: Parent | None = None

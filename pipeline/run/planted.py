@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from model.config import require
 
 PLANTED_SURFACES = ("feed", "reels", "stories")
+SCALING_KINDS = ("view", "cart", "like")  # of the scaling variant's organic events
+SCALING_HORIZON = 32  # events that its click logit reads
+SCALING_DELAY_S = 60  # until an event is known, to the logit as to models
 _SIZES = ("rows_per_day", "users", "ads", "categories", "finalists")
 
 
@@ -18,6 +22,8 @@ class PlantedConfig:
     `shares`: part of the sessions on each of `PLANTED_SURFACES`, adding up to 1. `activity_sd`:
     standard deviation of the logarithm of a user's activity, which decides how long the longest
     histories are. `organic_per_user_day`: expected organic events of a user of mean activity.
+    `variant`: the click logit of an ads log, or the one of scaling tests, made of events' orders,
+    pairs and contexts.
     """
 
     seed: int = 0
@@ -29,6 +35,7 @@ class PlantedConfig:
     finalists: int = 20
     shares: tuple[float, ...] = (0.5, 0.3, 0.2)
     activity_sd: float = 0.9
+    variant: Literal["ads", "scaling"] = "ads"
 
     def __post_init__(self) -> None:
         for name in _SIZES:

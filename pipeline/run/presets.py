@@ -16,6 +16,8 @@ from model.config import (
     ConfigError,
     DenseFeature,
     EmbeddingTable,
+    EventAttribute,
+    EventType,
     FeatureSet,
     MatchCount,
     Objective,
@@ -32,7 +34,14 @@ from pipeline.run.config import (
     TrainConfig,
     WindowConfig,
 )
-from pipeline.run.planted import PLANTED_SURFACES, PlantedConfig
+from pipeline.run.planted import (
+    PLANTED_SURFACES,
+    SCALING_DELAY_S,
+    SCALING_HORIZON,
+    SCALING_KINDS,
+    PlantedConfig,
+)
+from pipeline.run.scaling import ScalingConfig
 from pipeline.run.source_specs import (
     SourceSpec,
     aliccp,
@@ -64,6 +73,7 @@ def preset(day: str, size: str, source: str = "planted") -> RunConfig:
         features=spec.features,
         window=spec.window,
         mix=spec.mix,
+        scaling=spec.scaling,
         model=model_config(size),
         train=_train(size),
         evaluation=EvaluationConfig(min_positives=20 if size == "smoke" else 50),
@@ -75,6 +85,7 @@ def source_spec(source: str, size: str) -> SourceSpec:
     """The spec of a known source or of a TOML file."""
     known: dict[str, Callable[[str], SourceSpec]] = {
         "planted": planted,
+        "scaling": scaling,
         "openbandit": openbandit,
         "movielens": movielens,
         "tafeng": tafeng,
@@ -164,6 +175,86 @@ def planted(size: str) -> SourceSpec:
         # a fifth cheaper than the reference surface: at small it closes as much of the distance to
         # Bayes NE (.543 against .542), since mixing keeps every positive
         mix=MixConfig(budget=0.8),
+    )
+
+
+def scaling(size: str) -> SourceSpec:
+    """Planted logs of the scaling variant, every row kept, and the ladder that is trained on it."""
+    rows, users, days = {
+        "smoke": (700, 100, 4),
+        "small": (15_000, 2_000, 12),
+        "base": (60_000, 8_000, 12),
+    }[size]
+    world = PlantedConfig(
+        variant="scaling",
+        rows_per_day=rows,
+        users=users,
+        ads=120,
+        categories=12,
+        organic_per_user_day=10.0,
+        activity_sd=0.5,
+    )
+    return SourceSpec(
+        source=SourceConfig(
+            name="scaling",
+            kind="planted",
+            planted=world,
+            tables=landed("impressions", "conversions", "engagements", "candidates"),
+        ),
+        surfaces=PLANTED_SURFACES,
+        objectives=(Objective(name="click"),),
+        features=_scaling_features(users),
+        window=WindowConfig(
+            bootstrap_days=days,
+            holdout_hours=24 if size == "smoke" else 48,
+            student_days=3,
+            history_days=days + 4,
+        ),
+        mix=MixConfig(budget=1_000.0),
+        scaling=_ladder(size),
+    )
+
+
+def _scaling_features(users: int) -> FeatureSet:
+    """Histories are organic events alone: the click logit is made of them (docs/planted.md)."""
+    organic = EventType(
+        name="organic",
+        source="engagements",
+        attributes=(
+            EventAttribute(column="category_id", table="category"),
+            EventAttribute(column="action", table="action"),
+        ),
+        max_len=SCALING_HORIZON,
+        kinds=SCALING_KINDS,
+        availability_delay_s=SCALING_DELAY_S,
+    )
+    few = ("category", "cluster", "request", "surface", "action")
+    return FeatureSet(
+        tables=(
+            EmbeddingTable(name="user", buckets=8 * users),
+            EmbeddingTable(name="ad", buckets=4_096),
+            *(EmbeddingTable(name=name, buckets=1_024) for name in few),
+        ),
+        sparse=(
+            SparseFeature(name="user_id", table="user", scope="user"),
+            SparseFeature(name="user_cluster", table="cluster", scope="user"),
+            SparseFeature(name="ad_id", table="ad", scope="ad"),
+            SparseFeature(name="category_id", table="category", scope="ad"),
+            SparseFeature(name="request_attribute", table="request", scope="request"),
+            SparseFeature(name="surface", table="surface", scope="request"),
+        ),
+        events=(organic,),
+        matches=(MatchCount(event="organic", key="category_id"),),
+    )
+
+
+def _ladder(size: str) -> ScalingConfig:
+    if size == "base":
+        return ScalingConfig()
+    if size == "small":
+        return ScalingConfig(mflops=(0.4, 0.93, 2.2), seeds=2)
+    return ScalingConfig(
+        mflops=(0.12, 0.3), seeds=1, labels=("soft",), trials=((3e-3, 3e-2),), tuned_rungs=(0,)
     )
 
 

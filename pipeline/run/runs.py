@@ -7,8 +7,9 @@ from pathlib import Path
 from pipeline.run.errors import DataError
 from pipeline.run.manifest import MANIFEST
 from pipeline.run.paths import Run, home, open_run
+from pipeline.run.scaling import points, trials
 
-# dag -> its stages in an order that runs; a stage may be in several dags (track, report)
+# dag of the daily chain -> its stages in an order that runs; several dags may share one (track)
 CHAIN: dict[str, tuple[str, ...]] = {
     "foundation_daily": (
         "land",
@@ -37,6 +38,20 @@ CHAIN: dict[str, tuple[str, ...]] = {
     "students_daily": ("transfer", "evaluate_students", "promote_students", "track", "report"),
 }
 
+# what the manual DAG of the scaling law runs, with `--source scaling`
+SCALING_LAW = (
+    "land",
+    "ingest",
+    "labels",
+    "timelines",
+    "mix",
+    "scaling_tune",
+    "scaling_point",
+    "scaling_fit",
+    "track",
+    "report",
+)
+
 
 def units_of(run: Run, stage: str) -> tuple[str, ...]:
     """Units that a stage runs over; ("",) for a stage that has none."""
@@ -48,6 +63,8 @@ def units_of(run: Run, stage: str) -> tuple[str, ...]:
         "timelines": groups,
         "precompute": shards,
         "transfer": config.surfaces,
+        "scaling_tune": tuple(p.unit for p in trials(config.scaling)) if config.scaling else (),
+        "scaling_point": tuple(p.unit for p in points(config.scaling)) if config.scaling else (),
     }.get(stage, ("",))
 
 

@@ -15,11 +15,15 @@ from model.config import (
     SparseFeature,
 )
 from pipeline.run.config import MixConfig, SourceConfig, TableMapping, WindowConfig
+from pipeline.run.scaling import ScalingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceSpec:
-    """What a source brings to a config: its tables, surfaces, objectives, features and window."""
+    """What a source brings to a config: its tables, surfaces, objectives, features and window.
+
+    `scaling`: the ladder of models that are trained on it, for a source of the scaling law.
+    """
 
     source: SourceConfig
     surfaces: tuple[str, ...]
@@ -27,6 +31,7 @@ class SourceSpec:
     features: FeatureSet
     window: WindowConfig
     mix: MixConfig = field(default_factory=MixConfig)
+    scaling: ScalingConfig | None = None
 
 
 def landed(*tables: str, folder: str = "") -> tuple[TableMapping, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.run.runs import CHAIN
+from pipeline.run.runs import CHAIN, SCALING_LAW
 from pipeline.run.servers import pools
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +27,15 @@ module = importlib.import_module(sys.argv[1])
 seconds = time.process_time() - began
 print(json.dumps([seconds, [m for m in sys.argv[2:] if m in sys.modules]]))
 """
+DAGS = {**CHAIN, "scaling_law": SCALING_LAW}
 LIGHT_TASKS = {
+    "scaling_law": {
+        "resolve",
+        "ingest_units",
+        "timelines_units",
+        "scaling_tune_units",
+        "scaling_point_units",
+    },
     "foundation_daily": {"resolve", "ingest_units", "timelines_units"},
     "solaris_backfill": {"find_run", "precompute_units"},
     "students_daily": {"find_run", "transfer_units"},
@@ -38,7 +46,7 @@ def load(name: str) -> Any:
     return importlib.import_module(f"dags.{name}").dag
 
 
-@pytest.mark.parametrize("name", CHAIN)
+@pytest.mark.parametrize("name", DAGS)
 def test_import_is_quick_and_loads_nothing_heavy(name: str) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", PROBE, f"dags.{name}", *HEAVY]
@@ -54,15 +62,15 @@ def test_airflow_finds_exactly_these_files() -> None:
     from airflow.utils.file import list_py_file_paths
 
     found = {Path(p).relative_to(ROOT) for p in list_py_file_paths(ROOT)}
-    assert found == {Path("dags") / f"{name}.py" for name in CHAIN}
+    assert found == {Path("dags") / f"{name}.py" for name in DAGS}
 
 
-@pytest.mark.parametrize("name", CHAIN)
+@pytest.mark.parametrize("name", DAGS)
 def test_a_dag_has_the_stages_of_the_chain_in_order(name: str) -> None:
     dag = load(name)
     order = [t.task_id for t in dag.topological_sort()]
-    assert set(order) == {*CHAIN[name], *LIGHT_TASKS[name]}
-    places = [order.index(stage) for stage in CHAIN[name]]
+    assert set(order) == {*DAGS[name], *LIGHT_TASKS[name]}
+    places = [order.index(stage) for stage in DAGS[name]]
     # labels and timelines do not wait for each other: their order is free
     free = {order.index(s) for s in ("labels", "timelines") if s in order}
     kept = [p for p in places if p not in free]
@@ -79,7 +87,7 @@ def test_labels_and_timelines_are_independent() -> None:
     assert trained_after >= {"contracts", "mixture_contract", "mix"}
 
 
-@pytest.mark.parametrize("name", CHAIN)
+@pytest.mark.parametrize("name", DAGS)
 def test_every_task_has_an_existing_pool_retries_and_a_timeout(name: str) -> None:
     for task in load(name).tasks:
         assert task.pool in pools(), task.task_id
@@ -88,7 +96,7 @@ def test_every_task_has_an_existing_pool_retries_and_a_timeout(name: str) -> Non
         assert task.task_id in ("resolve", "find_run") or task.retries > 0
 
 
-@pytest.mark.parametrize("name", CHAIN)
+@pytest.mark.parametrize("name", DAGS)
 def test_a_dag_explains_itself(name: str) -> None:
     dag = load(name)
     for word in ("Inputs", "Outputs", "Rerun", "Backfill"):
@@ -128,6 +136,26 @@ def test_the_form_has_seven_described_fields() -> None:
 )
 def test_assets_are_published_by(name: str, task: str, asset: str) -> None:
     assert [o.name for o in load(name).get_task(task).outlets] == [asset]
+
+
+def test_a_ladder_is_started_by_hand_with_four_fields() -> None:
+    from dags._stages import resolve_command
+
+    dag = load("scaling_law")
+    assert dag.schedule is None
+    params = dag.params.dump()
+    assert list(params) == ["day", "size", "source", "overrides"]
+    command = resolve_command(params, "2026-11-29")
+    assert command[command.index("--source") + 1] == "scaling"
+    assert "--promote" not in command
+
+
+def test_a_ladder_without_trials_is_trained_all_the_same() -> None:
+    dag = load("scaling_law")
+    train = dag.get_task("scaling_point")
+    assert train.trigger_rule == "none_failed"
+    assert "scaling_tune" in train.upstream_task_ids
+    assert dag.get_task("scaling_fit").upstream_task_ids == {"scaling_point", "resolve"}
 
 
 def test_the_schedule_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_scaling_fit import ladder
 
 from pipeline.evaluation import records
+from pipeline.evaluation.scaling_fit import fit_ladder
 from pipeline.evaluation.tracking import track
 from pipeline.run.codec import to_dict
 from pipeline.run.config import RunConfig
@@ -237,3 +239,24 @@ def test_through_a_real_server(server: str, tmp_path: Path) -> None:
     champion = remote.get_model_version_by_alias("foundation", "champion")
     local = mlflow.artifacts.download_artifacts(champion.source, tracking_uri=server)
     assert (Path(local) / "meta.json").is_file()
+
+
+def test_a_ladder_has_an_experiment_of_its_own(client: Any, tmp_path: Path) -> None:
+    config = preset("2026-03-05", "smoke", "scaling")
+    folder = run_folder(config, tmp_path)
+    folder.mkdir(parents=True)
+    write_json(folder / "run.json", to_dict(config))
+    run = open_run(folder)
+    results = [r for arch in ("kunlun", "interformer") for r in ladder(arch, 0.01, seeds=1)]
+    fit = {"missing": [], "labels": {"soft": fit_ladder(results, draws=20)}}
+    publish(run, "scaling_fit", {"fit.json": json.dumps(fit)})
+    track(run)
+    (found,) = runs_of(client, "scaling-law")
+    assert found.data.metrics["scaling/soft/eta/kunlun"] == pytest.approx(0.01, abs=0.002)
+    assert "scaling/soft/slope_ratio/interformer" in found.data.metrics
+    history = client.get_metric_history(found.info.run_id, "scaling/soft/ne/kunlun")
+    assert [m.step for m in history] == [0, 1, 2, 3, 4]
+    assert [a.path for a in client.list_artifacts(found.info.run_id, "figures")] == [
+        "figures/law.png"
+    ]
+    assert runs_of(client, "foundation") == []

@@ -74,6 +74,20 @@ def test_an_unknown_surface_comes_after_the_last(tmp_path: Path) -> None:
     assert set(got.columns["surface"].tolist()) == {1}  # the toy's engagements are of the feed
 
 
+def test_with_kinds_an_action_is_the_place_of_its_kind(tmp_path: Path) -> None:
+    run = landed_run(tmp_path, count=200)
+    ingest_all(run)
+    parts = partitions(run, "engagements", window_of(run.config).days)
+    wanted = read_bucket(parts, 1, ["user_id", "ts", "kind"])
+    wanted = wanted.sort("user_id", "ts", maintain_order=True)["kind"].to_list()
+    names = tuple(sorted(set(wanted)))
+    got = event_sequences("engagements", parts, 1, SURFACES, ("never", *names))
+    assert got.columns["action"].dtype == "int8"
+    assert [names[a - 1] for a in got.columns["action"]] == wanted
+    other = event_sequences("engagements", parts, 1, SURFACES, ("never",))
+    assert set(other.columns["action"].tolist()) == {1}, "an unknown kind comes after the last"
+
+
 def test_no_partition_is_said(tmp_path: Path) -> None:
     run = landed_run(tmp_path, count=60)
     ingest_all(run)

@@ -1,0 +1,1 @@
+"""The scaling law: a ladder of models of every family, each trained in one pass."""
