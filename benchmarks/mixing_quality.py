@@ -13,12 +13,15 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from benchmarks._arms import MIX, NATURAL, UNIFORM
+from benchmarks._arms import MIX, MOVIELENS_DAYS, NATURAL, UNIFORM
 from benchmarks._measure import BenchmarkError, child, report
 from pipeline.evaluation.intervals import Draws, Interval, interval, resample
 from pipeline.evaluation.metrics import Floats
@@ -34,17 +37,18 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks mixing_quality")
     parser.add_argument("--quick", action="store_true", help="12,000 impressions a day, 2 seeds")
     parser.add_argument("--seeds", type=int, default=0, help="3, or 2 when quick")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1, help="of each process")
+    parser.add_argument("--abreast", type=int, default=1, help="processes at the same time")
+    parser.add_argument("--home", default="", help="folder to keep, from which a rerun goes on")
     arguments = parser.parse_args(argv)
-    seeds = arguments.seeds or (2 if arguments.quick else 3)
+    contests = _contests(arguments.quick, arguments.seeds or (2 if arguments.quick else 3))
+    with ThreadPoolExecutor(arguments.abreast) as pool:
+        answers = list(pool.map(lambda contest: _contest(*contest, arguments), contests))
     cells: dict[Key, list[dict[str, Draws]]] = {}
     largest: dict[str, str] = {}
     flops: list[float] = []
-    for source in ("planted", "movielens"):
-        for seed in range(1 if source == "movielens" and arguments.quick else seeds):
-            found = _contest(source, seed, arguments.quick, arguments.threads)
-            if found is None:
-                continue
+    for (source, _), found in zip(contests, answers, strict=True):
+        if found is not None:
             largest[source] = found["largest"]
             flops.append(found["flops"][MIX] / found["flops"][NATURAL])
             for (surface, objective), drawn in found["draws"].items():
@@ -54,18 +58,28 @@ def main(argv: list[str]) -> int:
     return report("mixing_quality", figures | {"flops_vs_own": max(flops)}, targets)
 
 
-def _contest(source: str, seed: int, quick: bool, threads: int) -> dict[str, Any] | None:
+def _contests(quick: bool, seeds: int) -> list[tuple[str, int]]:
+    """(source, seed) of every contest; a quick run has one of MovieLens."""
+    real = min(seeds, 1 if quick else len(MOVIELENS_DAYS))
+    return [("planted", s) for s in range(seeds)] + [("movielens", s) for s in range(real)]
+
+
+def _contest(source: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any] | None:
     """One seed of a source in a process of its own, and the draws of every cell."""
-    with tempfile.TemporaryDirectory(prefix="headwater-bench-") as home:
-        where = f"benchmarks._arms:{source}"
+    with ExitStack() as stack:
+        if arguments.home:
+            home = Path(arguments.home) / f"{source}-{seed}"
+            home.mkdir(parents=True, exist_ok=True)
+        else:
+            home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headwater-bench-")))
+        given: dict[str, Any] = {
+            "home": str(home),
+            "seed": seed,
+            "quick": arguments.quick,
+            "processors": arguments.threads,
+        }
         try:
-            given: dict[str, Any] = {
-                "home": home,
-                "seed": seed,
-                "quick": quick,
-                "processors": threads,
-            }
-            cost = child(where, threads=threads, **given)
+            cost = child(f"benchmarks._arms:{source}", threads=arguments.threads, **given)
         except BenchmarkError as error:
             if source == "planted":
                 raise
