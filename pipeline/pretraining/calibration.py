@@ -38,7 +38,7 @@ SCORING_ROWS: Final = 2_048
 # conversions, but by .4 on a surface after a first pass of a few hundred steps.
 OBJECTIVE_SD: Final = 0.1
 SURFACE_SD: Final = 0.1
-LARGEST_SD: Final = 0.4
+LARGEST_SD: Final = 0.3
 NEWTON_STEPS: Final = 50
 STEP_LIMIT: Final = 1.0
 
