@@ -29,7 +29,7 @@ from pipeline.run.manifest import replacing
 from pipeline.run.window import HOUR_US
 
 Floats = NDArray[np.float64]
-PARTS: Final = 8
+PARTS: Final = 4
 SCORING_ROWS: Final = 2_048
 # The least that a pass is believed to leave the log odds off (standard deviations): an objective as
 # a whole, and a surface around it; the scores may tell of more. An intercept of n positives then
