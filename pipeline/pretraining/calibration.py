@@ -31,15 +31,14 @@ from pipeline.run.window import HOUR_US
 Floats = NDArray[np.float64]
 PARTS: Final = 4
 SCORING_ROWS: Final = 2_048
-# The least that a pass is believed to leave the log odds off (standard deviations): an objective as
-# a whole, and a surface around it; the scores may tell of more. An intercept of n positives then
-# counts for n / (n + 1 / sd^2) of what its own rows say: the fit of a few dozen positives is mostly
-# noise. On planted days the averaged weights were off by .02 to .05 for clicks and .1 to .15 for
-# conversions, but by .4 on a surface after a first pass of a few hundred steps.
+# How far a short pass is believed to leave the log odds off (standard deviations): an objective as
+# a whole, and a surface around it. They make an intercept of n positives count for
+# n / (n + 1 / sd^2) of what its own rows say: the fit of a few dozen positives is mostly noise, and
+# on planted days the averaged weights were off by .02 to .05 for clicks and .1 to .15 for
+# conversions, and the surfaces of a first run on few rows by .2 around that.
 OBJECTIVE_SD: Final = 0.1
 SURFACE_SD: Final = 0.1
-LARGEST_SD: Final = 0.3
-NEWTON_STEPS: Final = 50
+NEWTON_STEPS: Final = 25
 STEP_LIMIT: Final = 1.0
 
 
@@ -114,19 +113,18 @@ def calibration_begin(begin_us: int, cut_us: int, hours: int) -> int:
 def fit_intercepts(scored: Scored, num_surfaces: int) -> Floats:
     """The shift [Z, K] of largest posterior probability: one per objective, one per surface on it.
 
-    Both have normal priors around 0 whose widths are fitted too (empirical Bayes): those under
-    which the scores are likeliest, at least `OBJECTIVE_SD` and `SURFACE_SD`. Without rows the shift
-    is 0.
+    Both have normal priors around 0 (`OBJECTIVE_SD`, `SURFACE_SD`); without rows the shift is 0.
     """
     own_NZ = np.eye(num_surfaces)[scored.surface_N]
     design_NP = np.concatenate([np.ones((len(own_NZ), 1)), own_NZ], axis=1)
+    precision_P = np.array([OBJECTIVE_SD**-2] + [SURFACE_SD**-2] * num_surfaces)
     shifts = []
     for logit_N, y_N, w_N in zip(
         scored.logits_NK.T, scored.labels_NK.T, scored.weights_NK.T, strict=True
     ):
         known_N = w_N > 0
         logit_M, y_M, w_M = (a_N[known_N].astype(np.float64) for a_N in (logit_N, y_N, w_N))
-        shift_P = _posterior(design_NP[known_N], logit_M, y_M, w_M)
+        shift_P = _newton(design_NP[known_N], logit_M, y_M, w_M, precision_P)
         shifts.append(shift_P[0] + shift_P[1:])
     return np.stack(shifts, axis=1)
 
@@ -156,25 +154,17 @@ def named(
     }
 
 
-def _posterior(design_NP: Floats, logit_N: Floats, y_N: Floats, w_N: Floats) -> Floats:
-    """Newton's method, each step of it followed by one of EM on the priors' variances."""
-    shift_P = np.zeros(design_NP.shape[1])
-    variance_P = _variances(shift_P)
+def _newton(
+    design_NP: Floats, logit_N: Floats, y_N: Floats, w_N: Floats, precision_P: Floats
+) -> Floats:
+    shift_P = np.zeros(len(precision_P))
     for _ in range(NEWTON_STEPS):
         p_N = 1.0 / (1.0 + np.exp(-(logit_N + design_NP @ shift_P)))
-        slope_P = design_NP.T @ (w_N * (y_N - p_N)) - shift_P / variance_P
-        curve_PP = (design_NP.T * (w_N * p_N * (1 - p_N))) @ design_NP + np.diag(1 / variance_P)
-        spread_PP = np.linalg.inv(curve_PP)
-        shift_P = shift_P + np.clip(spread_PP @ slope_P, -STEP_LIMIT, STEP_LIMIT)
-        variance_P = _variances(shift_P**2 + np.diag(spread_PP))
+        slope_P = design_NP.T @ (w_N * (y_N - p_N)) - precision_P * shift_P
+        curve_PP = (design_NP.T * (w_N * p_N * (1 - p_N))) @ design_NP + np.diag(precision_P)
+        step_P = np.linalg.solve(curve_PP, slope_P)
+        shift_P = shift_P + np.clip(step_P, -STEP_LIMIT, STEP_LIMIT)
     return shift_P
-
-
-def _variances(square_P: Floats) -> Floats:
-    """Prior variances from expected squares of the shifts: the objective's, the surfaces' alike."""
-    least = np.array([OBJECTIVE_SD, SURFACE_SD]) ** 2
-    objective, surface = np.clip([square_P[0], square_P[1:].mean()], least, LARGEST_SD**2)
-    return np.array([objective] + [surface] * (len(square_P) - 1))
 
 
 def _joined(parts: list[Scored]) -> Scored:
