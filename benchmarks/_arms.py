@@ -71,7 +71,7 @@ QUICK = Size(
 def planted(home: str, seed: int, quick: bool, processors: int) -> dict[str, Any]:
     """All arms on a planted world of unequal surfaces; where their predictions are."""
     size = QUICK if quick else FULL
-    changes = {
+    changes: dict[str, Any] = {
         "source.planted.seed": seed,
         "source.planted.rows_per_day": size.rows_per_day,
         "source.planted.users": size.users,
