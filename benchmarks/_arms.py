@@ -64,7 +64,7 @@ FULL = Size(
     batch_size=512,
 )
 QUICK = Size(
-    rows_per_day=12_000, users=800, ads=80, bootstrap_days=4, calibration_hours=36, batch_size=256
+    rows_per_day=12_000, users=800, ads=80, bootstrap_days=5, calibration_hours=48, batch_size=256
 )
 
 
@@ -80,7 +80,7 @@ def planted(home: str, seed: int, quick: bool, processors: int) -> dict[str, Any
         "window.bootstrap_days": size.bootstrap_days,
         "window.holdout_hours": 24,
         "window.calibration_hours": size.calibration_hours,
-        # the hours that calibrate lie within the students' span
+        # the hours that calibrate lie within the students' span; before it, conversions mature
         "window.student_days": size.bootstrap_days - 2,
         "mix.budget": 1.0,
         "train.batch_size": size.batch_size,
