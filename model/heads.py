@@ -42,6 +42,6 @@ class Heads(nn.Module):
         return (hidden_BKL * self.out_KL).sum(-1) + own_BZ @ self.bias_ZK
 
     @torch.no_grad()
-    def set_prior(self, rate_K: Tensor) -> None:
-        """Start every surface's bias at the log-odds of the objectives' base rates."""
-        self.bias_ZK.copy_(torch.logit(rate_K.clamp(1e-4, 1 - 1e-4)).expand_as(self.bias_ZK))
+    def set_prior(self, rate_ZK: Tensor) -> None:
+        """Start the biases at the log-odds of the surfaces' and objectives' base rates."""
+        self.bias_ZK.copy_(torch.logit(rate_ZK.clamp(1e-4, 1 - 1e-4)))

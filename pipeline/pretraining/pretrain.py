@@ -122,8 +122,10 @@ class Training:
             folder = confined(self.run.home, parent.folder, "pretrain", "model")
             checkpoint.warm_start(folder, self.engine)
             return
-        prior_K = prior_of(self.segments[0].columns, self.run.config.objectives)
-        self.engine.dense.heads.set_prior(prior_K)
+        config = self.run.config
+        columns = self.segments[0].columns
+        prior_ZK = prior_of(columns, config.objectives, len(config.surfaces))
+        self.engine.dense.heads.set_prior(prior_ZK)
         self.engine.restart_averages()
 
     def run_all(self) -> None:

@@ -22,6 +22,7 @@ from pipeline.run.paths import Run
 
 log = logging.getLogger(__name__)
 PRIOR_ROWS = 20_000
+PRIOR_POSITIVES = 10.0
 NO_PRIOR = 0.01  # an objective without a mature label yet is taken to be rare
 STACK = ("torch", "torchrec", "fbgemm-gpu-cpu", "deepspeed")
 
@@ -51,20 +52,25 @@ def build_engine(run: Run) -> Engine:
     )
 
 
-def prior_of(columns: Mapping[str, np.ndarray], objectives: tuple[Objective, ...]) -> Tensor:
-    """Base rate of each objective over its first mature labels among the rows trained first.
+def prior_of(
+    columns: Mapping[str, np.ndarray], objectives: tuple[Objective, ...], num_surfaces: int
+) -> Tensor:
+    """Base rates [Z, K] over each objective's first mature labels among the rows trained first.
 
     Where sampling is made up for by a shift, a negative stands for exp(shift) of them. Delayed
-    labels are not mature in the first rows, so each objective takes rows of its own.
+    labels are not mature in the first rows, so each objective takes rows of its own. A surface
+    counts as if it had `PRIOR_POSITIVES` more at the rate of all surfaces.
     """
     rates = []
     for objective in objectives:
         mature = np.flatnonzero(columns[f"m_{objective.name}"])[:PRIOR_ROWS]
         y, weight = (columns[f"{p}_{objective.name}"][mature].astype(np.float64) for p in "yw")
         weight = np.where(y > 0, weight, weight * np.exp(columns["shift"][mature]))
-        total = float(weight.sum())
-        rates.append(float((y * weight).sum()) / total if total else NO_PRIOR)
-    return torch.tensor(rates)
+        surface = columns["surface"][mature]
+        seen_Z, bought_Z = (np.bincount(surface, w, num_surfaces) for w in (weight, y * weight))
+        overall = bought_Z.sum() / seen_Z.sum() if bought_Z.any() else NO_PRIOR
+        rates.append((bought_Z + PRIOR_POSITIVES) / (seen_Z + PRIOR_POSITIVES / overall))
+    return torch.from_numpy(np.stack(rates, axis=1))
 
 
 def banner(run: Run, engine: Engine, num_rows: int, config_hash: str) -> None:
