@@ -11,6 +11,7 @@ from typing import Literal
 
 Scope = Literal["user", "ad", "request"]
 ObjectiveName = Literal["click", "conversion", "offsite_conversion", "install"]
+Arch = Literal["kunlun", "wukong", "wukong_pma", "interformer", "dcnv2", "din"]
 
 
 class ConfigError(ValueError):
@@ -171,8 +172,13 @@ class FeatureSet:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Shape of the foundation model (names follow arXiv 2602.10016; shapes in docs)."""
+    """Shape of the foundation model (names follow arXiv 2602.10016; shapes in docs).
 
+    `arch`: the trunk between embeddings and heads, Kunlun or a baseline (docs/baselines.md), sized
+    by the same fields. `dropout`: of what the heads read, for every trunk alike.
+    """
+
+    arch: Arch = "kunlun"
     embedding_dim: int = 16
     width: int = 16
     layers: int = 2
@@ -185,6 +191,7 @@ class ModelConfig:
     mlp_width: int = 64
     head_width: int = 32
     adapter_rank: int = 4
+    dropout: float = 0.0
     attention: Literal["full", "window"] = "window"
     gdpa_context: Literal["all", "user"] = "all"
     gdpa_short_path: int = 4
@@ -204,6 +211,9 @@ class ModelConfig:
             "a multiple of model.heads",
             self.width,
             f"use {self.heads * max(1, self.width // self.heads)}",
+        )
+        require(
+            0 <= self.dropout < 1, "model.dropout", "in [0, 1)", self.dropout, "use 0.0 for none"
         )
         require(
             not (self.gdpa_context == "user" and self.gdpa_short_path > 0),

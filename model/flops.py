@@ -11,7 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from model.baselines.flops import trunk_flops
+from model.baselines.widths import num_context_tokens, read_width, shallow_width
 from model.config import EventType, FeatureSet, ModelConfig
+from model.flops_layers import plain_pool, seed_attention, wukong_layer
 
 Lengths = Mapping[str, Any]
 
@@ -35,22 +38,29 @@ def flops_by_part(
     lengths: Lengths,
     num_surfaces: int = 1,
 ) -> dict[str, Any]:
-    """FLOPs per row of: tokens, interaction, heads, compressor, and each tower's parts."""
-    tokens = _num_tokens(config, features)
+    """FLOPs per row: tokens, heads and compressor, which trunks share, and the trunk's parts."""
     parts: dict[str, Any] = {
         "tokens": _tokens(config, features),
-        "interaction": config.layers * _interaction(config, features),
         "heads": _heads(config, features, num_objectives, num_surfaces),
-        "compressor": 2 * config.mlp_width * (tokens * config.width + config.representation_dim),
+        "compressor": 2
+        * config.mlp_width
+        * (shallow_width(features, config) + config.representation_dim),
     }
+    for event in features.events:
+        entry = 2 * event.width * (config.embedding_dim * len(event.attributes) + 2)
+        parts[f"{event.name}.entry"] = entry * lengths[event.name]
+    trunk = _kunlun if config.arch == "kunlun" else trunk_flops
+    return parts | trunk(config, features, lengths)
+
+
+def _kunlun(config: ModelConfig, features: FeatureSet, lengths: Lengths) -> dict[str, Any]:
+    parts: dict[str, Any] = {"interaction": config.layers * _interaction(config, features)}
     pools, attends = _counts(config)
     summary = 2 * config.summary_tokens * config.width * (_context(config, features) + config.width)
     if features.events:
         parts["summarize"] = pools * summary
     for event in features.events:
         length = lengths[event.name]
-        entry = 2 * event.width * (config.embedding_dim * len(event.attributes) + 2)
-        parts[f"{event.name}.entry"] = entry * length
         parts[f"{event.name}.gdpa"] = pools * _gdpa(config, features, event, length)
         parts[f"{event.name}.pool"] = pools * _pool(config, event, length) + _read_out(
             config, event, length
@@ -68,10 +78,6 @@ def _counts(config: ModelConfig) -> tuple[int, int]:
     return (config.layers + 1) // 2, config.layers // 2
 
 
-def _num_tokens(config: ModelConfig, features: FeatureSet) -> int:
-    return len(features.sparse) + (1 if features.dense_columns else 0)
-
-
 def _num_ad(features: FeatureSet) -> int:
     return sum(f.scope == "ad" for f in features.sparse)
 
@@ -79,7 +85,7 @@ def _num_ad(features: FeatureSet) -> int:
 def _context(config: ModelConfig, features: FeatureSet) -> int:
     if config.gdpa_context == "user":
         return len(features.sparse) - _num_ad(features)
-    return _num_tokens(config, features)
+    return num_context_tokens(features)
 
 
 def _tokens(config: ModelConfig, features: FeatureSet) -> int:
@@ -89,11 +95,11 @@ def _tokens(config: ModelConfig, features: FeatureSet) -> int:
 
 def _interaction(config: ModelConfig, features: FeatureSet) -> int:
     """All Wukong experts of one layer."""
-    num_out = _num_tokens(config, features)
+    num_out = num_context_tokens(features)
     num_in = num_out + sum(e.tokens for e in features.events)
     experts = min(config.wukong_experts, num_out)
     return sum(
-        _wukong(config, _share(num_in, experts, i), _share(num_out, experts, i))
+        wukong_layer(config, _share(num_in, experts, i), _share(num_out, experts, i))
         for i in range(experts)
     )
 
@@ -102,21 +108,10 @@ def _share(total: int, parts: int, index: int) -> int:
     return total // parts + (index < total % parts)
 
 
-def _wukong(config: ModelConfig, num_in: int, num_out: int) -> int:
-    width, rank, n = config.width, config.fm_rank, config.summary_tokens
-    pairs = max(1, num_out // 2)
-    attentive = n * num_in * width + n * width * num_in * rank
-    products = 2 * num_in * width * rank
-    mlp = config.mlp_width * (num_in * rank + pairs * width)
-    along_tokens = (num_out - pairs + num_out) * num_in * width
-    return 2 * (attentive + products + mlp + along_tokens)
-
-
 def _heads(
     config: ModelConfig, features: FeatureSet, num_objectives: int, num_surfaces: int
 ) -> int:
-    tokens = _num_tokens(config, features) + sum(e.tokens for e in features.events)
-    read = tokens * config.width + len(features.dense_columns)
+    read = read_width(features, config) + len(features.dense_columns)
     adapters = 2 * num_surfaces * config.adapter_rank + num_surfaces
     per_trunk = read + adapters + num_objectives * config.head_width
     return 2 * (config.mlp_width * per_trunk + num_surfaces * num_objectives)
@@ -136,24 +131,15 @@ def _gdpa(config: ModelConfig, features: FeatureSet, event: EventType, length: A
 
 def _pool(config: ModelConfig, event: EventType, length: Any) -> Any:
     if config.pooling == "pma":
-        return _plain_pool(config, event, length)
+        return plain_pool(config, event, length)
     width, rank, tokens = event.width, config.sumkron_rank, event.tokens
     compress = 2 * rank * tokens * width * (config.seeds + config.width)
-    return _seed_attention(event, config.seeds, length) + compress
+    return seed_attention(event, config.seeds, length) + compress
 
 
 def _read_out(config: ModelConfig, event: EventType, length: Any) -> Any:
     last_attends = not config.compskip or (config.layers - 1) % 2 == 1
-    return _plain_pool(config, event, length) if last_attends else 0
-
-
-def _plain_pool(config: ModelConfig, event: EventType, length: Any) -> Any:
-    project = 2 * event.tokens * event.width * config.width
-    return _seed_attention(event, event.tokens, length) + project
-
-
-def _seed_attention(event: EventType, seeds: int, length: Any) -> Any:
-    return 4 * event.heads * seeds * event.width * length + 2 * seeds * event.width**2
+    return plain_pool(config, event, length) if last_attends else 0
 
 
 def _pairs(config: ModelConfig, event: EventType, length: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The foundation model: TorchRec tables and a dense Kunlun with heads and a compressor.
+"""The foundation model: tables, and a dense trunk (Kunlun or a baseline), heads and a compressor.
 
 Suffixes: B rows, F sparse features, C dense columns, N tokens, D width, K objectives, d code width.
 """
@@ -10,12 +10,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from model.baselines.dcnv2 import DCNv2
+from model.baselines.din import DIN
+from model.baselines.interformer import InterFormer
+from model.baselines.widths import read_width, shallow_width
+from model.baselines.wukong import Wukong
 from model.batch import Batch
 from model.compressor import Compressor
 from model.config import FeatureSet, ModelConfig, Objective, require
 from model.embedding import DenseInputs, SparseArch
 from model.heads import Heads
-from model.kunlun import Context, Kunlun, Tokens
+from model.kunlun import Context, Kunlun
 from model.losses import label_loss
 from model.sequence import EventEntry
 
@@ -45,7 +50,6 @@ class DenseArch(nn.Module):
         if config.gdpa_context == "user":
             self.user_places = [i for i, f in enumerate(features.sparse) if f.scope != "ad"]
         num_dense = len(features.dense_columns)
-        tokens = Tokens.of(features, config)
         self.to_width = (
             nn.Identity()
             if config.embedding_dim == config.width
@@ -53,11 +57,12 @@ class DenseArch(nn.Module):
         )
         self.dense_token = nn.Linear(num_dense, config.width) if num_dense else None
         self.entry = nn.ModuleDict({e.name: EventEntry(e, config) for e in features.events})
-        self.kunlun = Kunlun(features, config)
-        read = (tokens.x + tokens.h) * config.width + num_dense
+        self.trunk = build_trunk(features, config)
+        self.dropout = nn.Dropout(config.dropout)
+        read = read_width(features, config) + num_dense
         self.heads = Heads(read, num_surfaces, len(objectives), config)
         self.compressor = Compressor(
-            tokens.x * config.width, config.mlp_width, config.representation_dim
+            shallow_width(features, config), config.mlp_width, config.representation_dim
         )
 
     def forward(self, inputs: DenseInputs) -> ModelOutput:
@@ -69,11 +74,24 @@ class DenseArch(nn.Module):
             token_BD = self.dense_token(inputs.dense_BC)
             x_BND = torch.cat([x_BND, token_BD[:, None]], dim=1)
         towers = {name: entry(inputs.events[name]) for name, entry in self.entry.items()}
-        out = self.kunlun(x_BND, towers, context)
+        out = self.trunk(x_BND, towers, context)
         read = [out.x_BND.flatten(1), out.h_BQD.flatten(1), inputs.dense_BC]
         code_Bd, reconstruction = self.compressor(out.shallow_BND.flatten(1))
-        logits_BK = self.heads(torch.cat(read, dim=1), inputs.surface_B)
+        logits_BK = self.heads(self.dropout(torch.cat(read, dim=1)), inputs.surface_B)
         return ModelOutput(logits_BK, code_Bd, reconstruction)
+
+
+def build_trunk(features: FeatureSet, config: ModelConfig) -> nn.Module:
+    """The trunk that `config.arch` names; all of them read and answer what Kunlun does."""
+    kinds = {
+        "kunlun": Kunlun,
+        "wukong": Wukong,
+        "wukong_pma": Wukong,
+        "interformer": InterFormer,
+        "dcnv2": DCNv2,
+        "din": DIN,
+    }
+    return kinds[config.arch](features, config)
 
 
 class FoundationModel(nn.Module):

@@ -73,9 +73,13 @@ class Calibrator:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 _write(path, self._score(engine, part))
 
+    def scored(self) -> Scored:
+        """The scores of all parts, in the loader's order."""
+        return _joined([_read(self._path(number)) for number in range(len(self.parts))])
+
     def intercepts(self, num_surfaces: int) -> tuple[Floats, Floats]:
         """Fitted shifts [Z, K] and the weighted positives behind them [Z, K]."""
-        scored = _joined([_read(self._path(number)) for number in range(len(self.parts))])
+        scored = self.scored()
         return fit_intercepts(scored, num_surfaces), positives(scored, num_surfaces)
 
     def _path(self, number: int) -> Path:

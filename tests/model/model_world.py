@@ -56,3 +56,26 @@ def make_batch(
         weight_BK=torch.ones(labels.shape),
         row_B=torch.arange(num_rows),
     )
+
+
+def take_row(batch: Batch, row: int) -> Batch:
+    """One row of a batch."""
+    events = {}
+    for name, e in batch.events.items():
+        start = int(e.lengths_B[:row].sum())
+        part = slice(start, start + int(e.lengths_B[row]))
+        events[name] = type(e)(
+            ids_EA=e.ids_EA[part],
+            lengths_B=e.lengths_B[row : row + 1],
+            gap_E=e.gap_E[part],
+            age_E=e.age_E[part],
+        )
+    one = slice(row, row + 1)
+    return type(batch)(
+        events=events,
+        **{
+            n: getattr(batch, n)[one]
+            for n in ("ids_BF", "dense_BC", "surface_B", "labels_BK", "mask_BK", "weight_BK")
+        },
+        row_B=batch.row_B[one],
+    )

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
-from model_world import NUM_SURFACES, OBJECTIVES, make_batch
+from model_world import NUM_SURFACES, OBJECTIVES, make_batch, take_row
 from torch.utils.flop_counter import FlopCounterMode
 
 from model.config import ModelConfig
@@ -111,32 +111,10 @@ def test_rows_do_not_depend_on_their_batch(build, features):
             )
 
 
-def take_row(batch, row):
-    events = {}
-    for name, e in batch.events.items():
-        start = int(e.lengths_B[:row].sum())
-        part = slice(start, start + int(e.lengths_B[row]))
-        events[name] = type(e)(
-            ids_EA=e.ids_EA[part],
-            lengths_B=e.lengths_B[row : row + 1],
-            gap_E=e.gap_E[part],
-            age_E=e.age_E[part],
-        )
-    one = slice(row, row + 1)
-    return type(batch)(
-        events=events,
-        **{
-            n: getattr(batch, n)[one]
-            for n in ("ids_BF", "dense_BC", "surface_B", "labels_BK", "mask_BK", "weight_BK")
-        },
-        row_B=batch.row_B[one],
-    )
-
-
 def test_user_context_keeps_towers_free_of_the_ad(build, features):
     model = build(gdpa_context="user", gdpa_short_path=0).eval()
     seen = []
-    model.dense.kunlun.register_forward_hook(lambda m, i, o: seen.append(o.h_BQD))
+    model.dense.trunk.register_forward_hook(lambda m, i, o: seen.append(o.h_BQD))
     batch = make_batch(features)
     ids_BF = batch.ids_BF.clone()
     ids_BF[:, [i for i, f in enumerate(features.sparse) if f.scope == "ad"]] = 1

@@ -1,0 +1,49 @@
+"""How many numbers a trunk hands to the heads and to the compressor: standard library only."""
+
+from __future__ import annotations
+
+from model.config import FeatureSet, ModelConfig
+
+# InterFormer's summary of a sequence (arXiv 2411.09852): prepended, pooled and latest tokens
+CLS_TOKENS, PMA_TOKENS, RECENT_TOKENS = 4, 2, 2
+SUMMARY = CLS_TOKENS + PMA_TOKENS + RECENT_TOKENS
+
+
+def num_context_tokens(features: FeatureSet) -> int:
+    """Tokens of X at the input: one per sparse feature, one for all numbers."""
+    return len(features.sparse) + bool(features.dense_columns)
+
+
+def num_pooled_tokens(features: FeatureSet) -> int:
+    """Tokens of H: what the towers are pooled to."""
+    return sum(event.tokens for event in features.events)
+
+
+def flat_width(features: FeatureSet, config: ModelConfig) -> int:
+    """Context tokens and one pooled vector per tower, side by side: what DCNv2 and DIN read."""
+    pooled = sum(event.width for event in features.events)
+    return num_context_tokens(features) * config.width + pooled
+
+
+def read_width(features: FeatureSet, config: ModelConfig) -> int:
+    """Numbers of a trunk that the heads read."""
+    if config.arch == "dcnv2":
+        return flat_width(features, config) + config.mlp_width
+    if config.arch == "din":
+        return config.mlp_width
+    pooled = num_pooled_tokens(features)
+    if config.arch == "interformer":
+        pooled = SUMMARY * len(features.events)
+    return (num_context_tokens(features) + pooled) * config.width
+
+
+def shallow_width(features: FeatureSet, config: ModelConfig) -> int:
+    """Numbers of a trunk that the compressor reads: the activations after its first layer."""
+    if config.arch == "dcnv2":
+        return flat_width(features, config)
+    if config.arch == "din":
+        return config.mlp_width
+    tokens = num_context_tokens(features)
+    if config.arch in ("wukong", "wukong_pma"):
+        tokens += num_pooled_tokens(features)
+    return tokens * config.width
