@@ -36,6 +36,7 @@ from pipeline.run.paths import Run, open_run
 from pipeline.run.presets import preset
 from pipeline.run.resolve import resolve
 from pipeline.run.runs import units_of
+from pipeline.run.window import window_of
 
 NAMES = ("movielens", "tafeng", "planted")
 DAYS = {"movielens": "1998-04-22", "tafeng": "2001-02-28", "planted": "2026-11-29"}
@@ -60,6 +61,7 @@ class Prepared:
     valid_us: int
     timed: int
     timed_us: int
+    cut_us: int
 
 
 def config_of(name: str, quick: bool) -> RunConfig:
@@ -70,12 +72,12 @@ def config_of(name: str, quick: bool) -> RunConfig:
     changes: dict[str, Any] = {"mix.budget": NO_SAMPLING, "window.calibration_hours": 0}
     if quick:
         changes |= {
-            "movielens": {"window.bootstrap_days": 100},
-            "tafeng": {"window.bootstrap_days": 9, "window.student_days": 8},
+            "movielens": {"window.bootstrap_days": 80, "window.student_days": 40},
+            "tafeng": {"window.bootstrap_days": 8, "window.student_days": 7},
             "planted": {
                 "window.bootstrap_days": 4,
                 "window.student_days": 2,
-                "source.planted.rows_per_day": 15_000,
+                "source.planted.rows_per_day": 12_000,
                 "source.planted.users": 2_000,
             },
         }[name]
@@ -106,7 +108,9 @@ def mixed(config: RunConfig, home: Path) -> Run:
     for name, stage in STAGES.items():
         for unit in units_of(run, name):
             stage(run, unit)
-    rates = {s: f["rate"] for s, f in need_manifest(run.output("mix")).read_figures()["surfaces"].items()}
+    rates = {
+        s: f["rate"] for s, f in need_manifest(run.output("mix")).read_figures()["surfaces"].items()
+    }
     if min(rates.values()) < 1:
         raise BenchmarkError(f"the mix left rows out, rates {rates}; raise mix.budget")
     return run
@@ -118,7 +122,9 @@ def export(run: Run, folder: Path, timed_rows: int) -> Prepared:
     holdout = Loader(run, "holdout", batch_size=4_096, order="none")
     for name, loader in (("train", train), ("holdout", holdout)):
         np.savez(folder / f"{name}.npz", **arrays(loader))  # type: ignore[arg-type]
-    columns = {n: holdout.columns[n] for n in ("impression_id", "user_id", "ad_id", "ts_us", "y_click")}
+    columns = {
+        n: holdout.columns[n] for n in ("impression_id", "user_id", "ad_id", "ts_us", "y_click")
+    }
     with_truth(run, pl.DataFrame(columns)).write_parquet(folder / "holdout.parquet")
     write_json(folder / "meta.json", meta_of(run.config.features))
     label_us = train.columns["label_us"]
@@ -134,17 +140,18 @@ def export(run: Run, folder: Path, timed_rows: int) -> Prepared:
         valid_us=int(label_us[valid]),
         timed=timed,
         timed_us=int(label_us[timed]),
+        cut_us=window_of(run.config).cut,
     )
 
 
 def arrays(loader: Loader) -> dict[str, np.ndarray]:
-    """A loader's rows: ids [N, F] and history [N, T, A], 0 where padded, dense [N, C], label [N]."""
+    """A loader's rows: ids [N, F], history [N, T, A] and its length, dense [N, C], label [N]."""
     found = [_arrays(batch, loader.features) for batch in loader.batches()]
     return {name: np.concatenate([f[name] for f in found]) for name in found[0]}
 
 
 def meta_of(features: FeatureSet) -> dict[str, Any]:
-    """What the peers are told: names, tables and their sizes (plus the padding), the longest history.
+    """What the peers are told: names, tables and their sizes with the padding, longest history.
 
     `history` are (attribute, its table, what the row has to compare it with): the feature of that
     name, else, for the action, the id of a click: a number, the same for every row.
@@ -163,9 +170,7 @@ def meta_of(features: FeatureSet) -> dict[str, Any]:
         "sparse": [[f.name, f.table] for f in features.sparse],
         "tables": {t: n for t, n in buckets.items() if t in {f.table for f in features.sparse}},
         "dense": list(features.dense_columns),
-        "history": [
-            [a.column, a.table, against(a.column, a.table)] for a in event.attributes
-        ],
+        "history": [[a.column, a.table, against(a.column, a.table)] for a in event.attributes],
         "max_len": event.max_len,
     }
 

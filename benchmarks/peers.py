@@ -1,0 +1,251 @@
+"""Our DCNv2 and DIN against those of established libraries, and Kunlun against simple counts.
+
+`python -m benchmarks.peers [--quick]` gives fuxictr, torch-rechub and deepctr-torch, each in an
+environment of its own below --cache, the same rows, features, hashed ids, histories and split in
+time as our own trainer, at equal size, batch size and threads, one pass in time order. Each
+training is a process; our code computes the metrics from everybody's predictions. Speed is rows a
+second of processor time with one thread, in turns, over the training loop alone: reading and
+converting the data is not timed, and the peers get ready batches. Learning rates come from
+`rates.json`: chosen on the last tenth of the training rows, with the same trials for all (--tune).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks._measure import Bound, child, report
+from benchmarks._peers import table
+from benchmarks._peers.contestants import KUNLUN, MODELS, OURS, Result, Training, run
+from benchmarks._peers.data import NAMES, Prepared
+from benchmarks._peers.environments import REQUIREMENTS, ready
+from benchmarks._peers.verdict import Holdout, Score, best_peer, gap, quick_auc, score
+from pipeline.evaluation.intervals import Interval
+from pipeline.run.codec import digest
+
+RATES = Path(__file__).parent / "_peers" / "rates.json"
+TRIED = (1e-3, 3e-3, 1e-2)
+TARGETS: dict[str, Bound] = {
+    "dcnv2_speed_ratio": (">=", 1.0),
+    "din_speed_ratio": (">=", 1.0),
+    # "not below it within noise": the interval over users reaches 0
+    "dcnv2_auc_gap_high": (">=", 0.0),
+    "din_auc_gap_high": (">=", 0.0),
+    "movielens_gain_over_bias": (">=", 0.0),
+    "tafeng_gain_over_repeat": (">=", 0.0),
+    "kunlun_5m_rows_per_s": (">=", 900.0),
+}
+
+
+def main(argv: list[str]) -> int:
+    """Install, prepare, train, score, time and print; the last line is JSON."""
+    contest = Contests(_arguments(argv))
+    quick = contest.options.quick
+    if contest.options.tune:
+        contest.tune()
+    scores = {name: contest.scores(name) for name in NAMES}
+    references = {
+        "movielens_gain_over_bias": contest.against("movielens", scores["movielens"]),
+        "tafeng_gain_over_repeat": contest.against("tafeng", scores["tafeng"]),
+    }
+    speeds = {name: contest.speeds(name) for name in (NAMES[:1] if quick else NAMES)}
+    large = contest.large_kunlun()
+    figures = _figures(scores, speeds, references)
+    figures["kunlun_5m_rows_per_s"] = statistics.median(r.wall_rate for r in large)
+    text = table.section(
+        contest.described(large), scores, speeds, contest.costs, references, figures
+    )
+    print(text)
+    if not quick:
+        table.write(text)
+    return report("peers", figures, TARGETS)
+
+
+class Contests:
+    """All trainings of one call; `costs` are those of the accuracy runs by set, side and model."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.cache: Path = options.cache
+        self.pythons = {peer: ready(self.cache, peer) for peer in options.peers}
+        self.seeds = range(1 if options.quick else 3)
+        self.rates: dict[str, dict[str, float]] = json.loads(RATES.read_text())
+        self.costs: dict[tuple[str, str, str], list[Result]] = {}
+        self.timed_rows = 10_000 if options.quick else 20_000
+        self.sets = {name: self._prepared(name) for name in NAMES}
+
+    @property
+    def sides(self) -> list[tuple[str, str]]:
+        """(who, model) of everybody who is compared."""
+        return [(by, model) for model in MODELS for by in (OURS, *self.pythons)]
+
+    @property
+    def entrants(self) -> list[tuple[str, str]]:
+        """Everybody who is scored."""
+        return [*self.sides, (OURS, KUNLUN)]
+
+    def tune(self) -> None:
+        """Choose every learning rate on the last training rows, and keep them in rates.json."""
+        for name, prepared in self.sets.items():
+            with np.load(Path(prepared.data) / "train.npz") as train:
+                y_N = train["label"][prepared.valid :].astype(np.float64)
+            trials = [
+                Training(by=by, model=model, part="valid", rate=rate, seed=100)
+                for by, model in self.entrants
+                for rate in TRIED
+            ]
+            found: dict[str, dict[float, float]] = {}
+            for trial, result in zip(trials, self.train_all(name, trials), strict=True):
+                place = found.setdefault(f"{trial.by}/{trial.model}", {})
+                place[trial.rate] = quick_auc(y_N, np.load(result.predictions))
+            print(f"{name}: AUC by learning rate {json.dumps(found)}", flush=True)
+            best = {who: max(aucs, key=aucs.__getitem__) for who, aucs in found.items()}
+            self.rates[name] = self.rates.get(name, {}) | best
+            RATES.write_text(json.dumps(self.rates, indent=1, sort_keys=True) + "\n")
+
+    def scores(self, name: str) -> dict[str, dict[str, Score]]:
+        """Model -> who -> metrics of a set's holdout."""
+        holdout = Holdout.read(self.sets[name].data)
+        found: dict[str, dict[str, Score]] = {}
+        every = [
+            self._training(name, by, model, "test", seed)
+            for by, model in self.entrants
+            for seed in self.seeds
+        ]
+        results = self.train_all(name, every)
+        for training, result in zip(every, results, strict=True):
+            self.costs.setdefault((name, training.by, training.model), []).append(result)
+        for by, model in self.entrants:
+            predicted = [np.load(r.predictions) for r in self.costs[name, by, model]]
+            found.setdefault(model, {})[by] = score(holdout, predicted)
+        return found
+
+    def against(self, name: str, scores: dict[str, dict[str, Score]]) -> Interval:
+        """How far Kunlun's AUC is above that of the set's simple reference."""
+        prepared = self.sets[name]
+        path = Path(prepared.data) / "reference.npy"
+        child(f"benchmarks._peers.references:{name}", run=prepared.run, answer=str(path))
+        reference = score(Holdout.read(prepared.data), [np.load(path)])
+        scores["reference"] = {"counts": reference}
+        return gap(scores[KUNLUN][OURS], reference)
+
+    def speeds(self, name: str) -> dict[tuple[str, str], list[Result]]:
+        """(who, model) -> timed trainings, everybody taking turns."""
+        found: dict[tuple[str, str], list[Result]] = {side: [] for side in self.sides}
+        for repeat in range(3):
+            for by, model in self.sides:
+                training = self._training(name, by, model, "timed", 1_000 + repeat)
+                found[by, model].append(self.train(name, training))
+        return found
+
+    def large_kunlun(self) -> list[Result]:
+        """Timed trainings of a Kunlun of about 5M parameters on two cores, as one job."""
+        return [
+            self.train(
+                "movielens",
+                Training(
+                    by=OURS, model="large_kunlun", part="timed", rate=1e-3, seed=repeat, threads=2
+                ),
+            )
+            for repeat in range(3)
+        ]
+
+    def train_all(self, name: str, trainings: list[Training]) -> list[Result]:
+        """Run trainings of which no speed is taken, as many at once as there are workers."""
+        with ThreadPoolExecutor(self.options.workers) as pool:
+            return list(pool.map(lambda training: self.train(name, training), trainings))
+
+    def train(self, name: str, training: Training) -> Result:
+        """Run a training; with --resume one that was finished before is taken as it is."""
+        key = digest([self.sets[name].data, asdict(training)])
+        answer = self.cache / "results" / f"{name}-{training.by}-{training.model}-{key}"
+        kept = Path(f"{answer}.result.json")
+        if self.options.resume and kept.is_file():
+            return Result(**json.loads(kept.read_text()))
+        answer.parent.mkdir(parents=True, exist_ok=True)
+        found = run(training, self.sets[name], self.pythons, answer)
+        kept.write_text(json.dumps(asdict(found)))
+        print(
+            f"{name:9} {training.by:13} {training.model:12} {training.part:5} "
+            f"seed {training.seed}: {found.rate:7.0f} rows a processor second, "
+            f"{found.wall_rate:7.0f} a second, {found.memory_mb:5.0f} MB",
+            flush=True,
+        )
+        return found
+
+    def described(self, large: list[Result]) -> dict[str, Any]:
+        """What the table's head says of the run."""
+        return {
+            "quick": self.options.quick,
+            "seeds": len(self.seeds),
+            "rows": {name: p.rows for name, p in self.sets.items()},
+            "timed": self.timed_rows,
+            "versions": [REQUIREMENTS[peer][1] for peer in self.pythons],
+            "rates": self.rates,
+            "large_parameters": large[0].parameters,
+            "large_processor_rate": statistics.median(r.rate for r in large),
+        }
+
+    def _prepared(self, name: str) -> Prepared:
+        found = child(
+            "benchmarks._peers.data:prepare",
+            home=str(self.cache / "home"),
+            name=name,
+            quick=self.options.quick,
+            timed_rows=self.timed_rows,
+        )
+        return Prepared(**found.value)
+
+    def _training(self, name: str, by: str, model: str, part: str, seed: int) -> Training:
+        rate = self.rates[name][f"{by}/{model}"]
+        return Training(by=by, model=model, part=part, rate=rate, seed=seed)
+
+
+def _figures(
+    scores: dict[str, dict[str, dict[str, Score]]],
+    speeds: dict[str, dict[tuple[str, str], list[Result]]],
+    references: dict[str, Interval],
+) -> dict[str, float]:
+    """The worst set's speed ratio and AUC gap per model, and Kunlun's gains."""
+    figures: dict[str, float] = {}
+    for model in MODELS:
+        figures[f"{model}_speed_ratio"] = min(
+            table.speed_ratio(found, model) for found in speeds.values()
+        )
+        gaps = [gap(s[model][OURS], s[model][best_peer(s[model])]) for s in scores.values()]
+        worst = min(gaps, key=lambda found: found.value)
+        figures[f"{model}_auc_gap"] = worst.value
+        figures[f"{model}_auc_gap_low"] = worst.low
+        figures[f"{model}_auc_gap_high"] = min(found.high for found in gaps)
+    for name, found in references.items():
+        figures[name] = found.value
+    return figures
+
+
+def _arguments(argv: list[str]) -> argparse.Namespace:
+    default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "headwater" / "peers"
+    parser = argparse.ArgumentParser(prog="python -m benchmarks peers")
+    parser.add_argument("--quick", action="store_true", help="less data, one seed, 10 minutes")
+    parser.add_argument("--tune", action="store_true", help="choose all learning rates again")
+    parser.add_argument("--resume", action="store_true", help="keep what an earlier call finished")
+    parser.add_argument("--workers", type=int, default=2, help="trainings at once, for accuracy")
+    parser.add_argument("--cache", type=Path, default=default, help=f"default: {default}")
+    parser.add_argument(
+        "--peers", nargs="+", choices=sorted(REQUIREMENTS), default=sorted(REQUIREMENTS)
+    )
+    found = parser.parse_args(argv)
+    found.cache = found.cache.resolve()
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
