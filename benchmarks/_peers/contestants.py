@@ -137,7 +137,7 @@ def entry(training: Training, prepared: Prepared, answer: Path) -> dict[str, Any
         "answer": str(answer),
         "rate": training.rate,
         "seed": training.seed,
-        "threads": training.threads,
+        "num_threads": training.threads,
         "batch_size": BATCH_SIZE,
     }
 

@@ -41,7 +41,7 @@ class Entry:
     answer: str
     rate: float
     seed: int
-    threads: int
+    num_threads: int
     batch_size: int
 
 
@@ -49,7 +49,7 @@ def play(**arguments: Any) -> dict[str, Any]:
     """Train and predict; writes predictions (.npy) and returns what `side.play` writes."""
     entry = Entry(**arguments)
     run = forked(open_run(entry.run), entry)
-    torch.set_num_threads(entry.threads)
+    torch.set_num_threads(entry.num_threads)
     window = window_of(run.config)
     # one segment: no representation epoch is frozen on the way
     window = replace(
@@ -96,7 +96,7 @@ def resized(config: RunConfig, entry: Entry) -> RunConfig:
         dense_lr=entry.rate,
         sparse_lr=entry.rate * SPARSE_RATE,
         seed=entry.seed,
-        threads=entry.threads,
+        threads=entry.num_threads,
         batch_size=entry.batch_size,
     )
     features = with_tower(config.features, entry.tower)

@@ -48,7 +48,7 @@ def section(
         for model, found in by_model.items():
             for by, score in found.items():
                 results = costs.get((name, by, model))
-                rate = told["rates"][name].get(f"{by}/{model}", "")
+                rate = told["rates"].get(f"{by}/{model}", "")
                 lines.append(_scored(name, model, by, score, results, rate))
     lines += [
         "",

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks._measure import BenchmarkError
-from benchmarks._peers import contestants, data, environments, ours, references, table, verdict
+from benchmarks._peers import contestants, data, environments, references, table, verdict
 from benchmarks._peers.contestants import OURS, Result, Training
 from benchmarks._peers.data import Prepared
 from benchmarks._peers.side import Contest, Meta, Rows, Trained, play
@@ -105,10 +105,10 @@ def test_both_sides_split_at_the_same_rows(prepared: Prepared, run: Run) -> None
 
 def test_our_side_trains_and_predicts_the_holdout(prepared: Prepared, tmp_path: Path) -> None:
     training = Training(by=OURS, model="din", part="test", rate=3e-3)
-    entry = contestants.entry(training, prepared, tmp_path / "din")
-    found = ours.play(**entry)
-    p_N = np.load(tmp_path / "din.npy")
-    assert found["rows"] == prepared.rows
+    found = contestants.run(training, prepared, {}, tmp_path / "din")
+    p_N = np.load(found.predictions)
+    assert found.rows == prepared.rows
+    assert found.memory_mb > 0
     assert p_N.shape == verdict.Holdout.read(prepared.data).y_N.shape
     assert 0 < p_N.min() < p_N.max() < 1
     assert not list(Path(prepared.run).parent.glob("*-din")), "its run folder is removed"
