@@ -1,8 +1,9 @@
 """Trials of `tuning`: one planted world, mixed once, and a training per setting of the dials.
 
 A trial is scored on the last hours before the cut, each part of them by the averaged weights before
-it is trained on (as calibration does): never on the holdout. `ne` is against labels; `ne_true`,
-against the planted probabilities of the same rows, has no label noise.
+it is trained on (as calibration does): never on the holdout. `ne` is against labels; on planted
+logs `ne_true`, against the planted probabilities of the same rows, has no label noise. `tune` takes
+any run that is mixed and has `window.calibration_hours`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ import torch
 from model.flops import flops_per_row
 from model.snapshot import num_parameters
 from pipeline.evaluation.metrics import normalized_entropy
-from pipeline.evaluation.truth import with_truth
+from pipeline.evaluation.truth import TRUE_PREFIX, with_truth
 from pipeline.mixing.ingest import ingest
 from pipeline.mixing.labels import labels
 from pipeline.mixing.land import land
@@ -127,6 +129,17 @@ def prepared(home: Path, world: World, seed: int) -> Run:
     return run
 
 
+def tune(base: Run, arch: str, num_trials: int, seed: int) -> Iterator[dict[str, Any]]:
+    """The design's trials of one arch, one after the other."""
+    for number, dials in enumerate(design(num_trials, base.config, seed)):
+        yield {"trial": number} | run_trial(base, arch, dials, seed)
+
+
+def error_of(trial: dict[str, Any]) -> float:
+    """What a trial is chosen by: NE against the truth where it is known, else against labels."""
+    return float(trial.get("ne_true", trial["ne"]))
+
+
 def run_trial(base: Run, arch: str, dials: Dials, seed: int) -> dict[str, Any]:
     """Train `arch` with these dials on the rows of `base`; what it reached and what it cost."""
     config = with_overrides(
@@ -180,9 +193,11 @@ def _errors(scored: Scored, place: int, rows: pl.DataFrame) -> dict[str, float]:
     weights_N = scored.weights_NK[:, place]
     known_N = weights_N > 0
     p_N = 1.0 / (1.0 + np.exp(-scored.logits_NK[known_N, place].astype(np.float64)))
-    y_N, true_N = scored.labels_NK[known_N, place], rows[f"true_{OBJECTIVE}"].to_numpy()[known_N]
-    return {
-        "validation_rows": int(known_N.sum()),
-        "ne": round(normalized_entropy(y_N, p_N, weights_N[known_N]), 5),
-        "ne_true": round(normalized_entropy(true_N, p_N, weights_N[known_N]), 5),
+    judged = {"ne": scored.labels_NK[:, place]}
+    if f"{TRUE_PREFIX}{OBJECTIVE}" in rows.columns:
+        judged["ne_true"] = rows[f"{TRUE_PREFIX}{OBJECTIVE}"].to_numpy()
+    errors = {
+        name: round(normalized_entropy(y_N[known_N], p_N, weights_N[known_N]), 5)
+        for name, y_N in judged.items()
     }
+    return {"validation_rows": int(known_N.sum()), **errors}

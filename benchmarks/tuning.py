@@ -2,8 +2,8 @@
 
 `python -m benchmarks.tuning --arch A --trials N [--record FILE]` trains on a planted world once
 per trial, prints each trial as a line of JSON and, with `--record docs/experiments.md`, keeps the
-arch's table there. Trial 0 has the config's own dials. Trials are scored on validation hours before the
-cut, never on the holdout, and chosen by the NE against planted probabilities.
+arch's table there. Trial 0 has the config's own dials. Trials are scored on validation hours before
+the cut, never on the holdout, and chosen by the NE against planted probabilities.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 from benchmarks._experiments import replace_section, table
 from benchmarks._measure import report
-from benchmarks._trials import FULL, QUICK, design, prepared, run_trial
+from benchmarks._trials import FULL, QUICK, World, error_of, prepared, tune
 from model.config import Arch
 
 COLUMNS = ("dense_lr", "sparse_lr", "width", "dropout", "mflop", "ne", "ne_true", "seconds")
@@ -37,26 +37,24 @@ def main(argv: list[str]) -> int:
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="headwater-bench-") as home:
         base = prepared(Path(home), world, arguments.seed)
-        points = design(trials, base.config, arguments.seed)
         for arch in arguments.arch or ARCHS:
             found = []
-            for number, dials in enumerate(points):
-                trial = {"trial": number} | run_trial(base, arch, dials, arguments.seed)
+            for trial in tune(base, arch, trials, arguments.seed):
                 print(json.dumps(trial), flush=True)
                 found.append(trial)
             figures |= _figures(arch, found)
             if arguments.record:
-                _record(arguments.record, arch, found, arguments.seed)
+                _record(arguments.record, arch, found, world, arguments.seed)
     return report("tuning", figures, {})
 
 
 def _figures(arch: str, trials: list[dict[str, Any]]) -> dict[str, float]:
-    best = min(trial["ne_true"] for trial in trials)
-    return {f"{arch}_default_ne": trials[0]["ne_true"], f"{arch}_best_ne": best}
+    errors = [error_of(trial) for trial in trials]
+    return {f"{arch}_default_ne": errors[0], f"{arch}_best_ne": min(errors)}
 
 
-def _record(path: Path, arch: str, trials: list[dict[str, Any]], seed: int) -> None:
-    best = min(trials, key=lambda trial: trial["ne_true"])["trial"]
+def _record(path: Path, arch: str, trials: list[dict[str, Any]], world: World, seed: int) -> None:
+    best = min(trials, key=error_of)["trial"]
     rows = [
         [f"**{t['trial']}**" if t["trial"] == best else str(t["trial"])]
         + [str(t[name]) for name in COLUMNS]
@@ -65,9 +63,10 @@ def _record(path: Path, arch: str, trials: list[dict[str, Any]], seed: int) -> N
     first = trials[0]
     head = (
         f"### Tuning of {arch}\n\n"
-        f"`python -m benchmarks.tuning --arch {arch} --trials {len(trials)} --seed {seed}`: "
-        f"{first['rows']} rows in one pass, {first['validation_rows']} of them scored before they "
-        "were trained on. Best in bold.\n\n"
+        f"`python -m benchmarks.tuning --arch {arch} --trials {len(trials)} --seed {seed}`: planted "
+        f"logs of {world.days} days at {world.rows_per_day} impressions, {world.users} users and "
+        f"{world.ads} ads; {first['rows']} rows in one pass, the last {first['validation_rows']} "
+        "scored before they were trained on. Best in bold.\n\n"
     )
     replace_section(path, f"tuning {arch}", head + table(("trial", *COLUMNS), rows))
 

@@ -52,10 +52,19 @@ def jagged_attention(
     layout: Layout,
     *,
     window: int | None = None,
+    block: int | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
-    """softmax(q k^T / sqrt(K)) v within each row; `window` keeps |i - j| <= window (both ways)."""
+    """softmax(q k^T / sqrt(K)) v within each row.
+
+    `window` keeps |i - j| <= window (both ways); `block` keeps i // block == j // block, counted
+    from the row's start; `ValueError` for both.
+    """
     choose_backend(backend)
+    if window is not None and block is not None:
+        raise ValueError(f"give window or block, got window={window} and block={block}; drop one")
+    if block is not None:
+        return _attention.block_attention(q_PHK, k_PHK, v_PHK, layout, block=block)
     return _attention.jagged_attention(q_PHK, k_PHK, v_PHK, layout, window=window)
 
 
@@ -74,10 +83,13 @@ def gdpa(
     layout: Layout,
     *,
     scale: float,
-    activation: str = "gelu",
+    activation: str | tuple[str, ...] = "gelu",
     backend: Backend = "auto",
 ) -> Tensor:
-    """Act(q k^T * scale) v, keys and values dense per row; no softmax (arXiv 2602.10016)."""
+    """Act(q k^T * scale) v, keys and values dense per row; no softmax (arXiv 2602.10016).
+
+    Several activations are taken by the heads in turn.
+    """
     choose_backend(backend)
     return _gdpa.gdpa(q_PHK, k_BHNK, v_BHNK, layout, scale=scale, activation=activation)
 

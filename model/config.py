@@ -12,6 +12,7 @@ from typing import Literal
 Scope = Literal["user", "ad", "request"]
 ObjectiveName = Literal["click", "conversion", "offsite_conversion", "install"]
 Arch = Literal["kunlun", "wukong", "wukong_pma", "interformer", "dcnv2", "din"]
+Activation = Literal["gelu", "silu", "relu", "relu_square", "identity"]
 
 
 class ConfigError(ValueError):
@@ -72,8 +73,9 @@ class EventType:
 
     `source` is the canonical table; from "impressions" an event's `action` is the click label
     and it becomes visible `availability_delay_s` after it happened, so that no impression sees
-    a click that was not yet known. `width`, `heads`, `tokens`, `window`: the tower's own size
-    (event-level personalization, arXiv 2602.10016 section on Kunlun's towers).
+    a click that was not yet known. `width`, `heads`, `tokens`, `layers`, `window`: the tower's own
+    size (event-level personalization, arXiv 2602.10016 section on Kunlun's towers); a tower runs
+    in the first `layers` layers (0: all of them), then what was pooled from it is reused.
     """
 
     name: str
@@ -85,6 +87,7 @@ class EventType:
     heads: int = 2
     tokens: int = 4
     window: int = 16
+    layers: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +175,7 @@ class FeatureSet:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Shape of the foundation model (names follow arXiv 2602.10016; shapes in docs).
+    """Shape of the foundation model; docs/kunlun.md explains each switch (arXiv 2602.10016).
 
     `arch`: the trunk between embeddings and heads, Kunlun or a baseline (docs/baselines.md), sized
     by the same fields. `dropout`: of what the heads read, for every trunk alike.
@@ -187,20 +190,31 @@ class ModelConfig:
     seeds: int = 8
     sumkron_rank: int = 2
     wukong_experts: int = 1
+    partition: Literal["alternate", "contiguous", "interleaved"] = "alternate"
+    residual_init: Literal["identity", "random"] = "identity"
     fm_rank: int = 8
     mlp_width: int = 64
     head_width: int = 32
+    heads_read: Literal["x", "x_and_h"] = "x_and_h"
+    surface_experts: bool = True
     adapter_rank: int = 4
     dropout: float = 0.0
-    attention: Literal["full", "window"] = "window"
+    attention: Literal["full", "window", "block"] = "window"
+    attention_block: int = 64
+    last_attention: Literal["read_out", "skip"] = "read_out"
+    pffn: Literal["gdpa", "none"] = "gdpa"
     gdpa_context: Literal["all", "user"] = "all"
     gdpa_short_path: int = 4
-    gdpa_activation: Literal["gelu", "silu", "relu", "relu_square", "identity"] = "gelu"
+    gdpa_activation: Activation | tuple[Activation, ...] = "gelu"
+    gdpa_tau: Literal["auto", "sqrt_k", "max_len"] | float = "auto"
     qk_norm: bool = False
+    summarize_norm: bool = True
     pooling: Literal["hsp", "pma"] = "hsp"
     compskip: bool = True
     rote: Literal["gap", "age", "none"] = "gap"
     rote_tau_s: float = 60.0
+    rote_theta_base: float = 1e4
+    rote_phi_base: float | None = None  # None: phi = theta
     embedding_init_sd: float = 0.2
     representation_dim: int = 16
 
@@ -222,3 +236,106 @@ class ModelConfig:
             self.gdpa_short_path,
             "the short path reads the ad, which a user context must not",
         )
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            require(value >= least, f"model.{name}", f"at least {least}", value, f"use {least}")
+        for name in ("gdpa_tau", "rote_tau_s", "rote_theta_base", "rote_phi_base"):
+            value = getattr(self, name)
+            require(
+                not isinstance(value, (int, float)) or value > 0,
+                f"model.{name}",
+                "above 0",
+                value,
+                "leave it out to keep the default",
+            )
+
+    @property
+    def gdpa_activations(self) -> tuple[Activation, ...]:
+        """Activations that GDPA's heads take in turn."""
+        one = isinstance(self.gdpa_activation, str)
+        return (self.gdpa_activation,) if one else self.gdpa_activation  # type: ignore[return-value]
+
+    def layers_of(self, event: EventType) -> int:
+        """Layers in which a tower runs."""
+        return event.layers or self.layers
+
+    def pools(self, event: EventType, layer: int) -> bool:
+        """Whether a tower runs GDPA and pooling in a layer; CompSkip: in even layers."""
+        return layer < self.layers_of(event) and not (self.compskip and layer % 2 == 1)
+
+    def attends(self, event: EventType, layer: int) -> bool:
+        """Whether a tower runs self-attention in a layer; CompSkip: in odd layers."""
+        last = self.layers_of(event) - (1 if self.last_attention == "skip" else 0)
+        return layer < last and not (self.compskip and layer % 2 == 0)
+
+    def reads_out(self, event: EventType) -> bool:
+        """Whether a tower ends on self-attention, which one more pooling must read."""
+        return self.attends(event, self.layers_of(event) - 1)
+
+
+_LEAST = {
+    "layers": 1,
+    "summary_tokens": 1,
+    "seeds": 1,
+    "sumkron_rank": 0,
+    "wukong_experts": 1,
+    "fm_rank": 1,
+    "adapter_rank": 1,
+    "attention_block": 1,
+    "gdpa_short_path": 0,
+}
+
+
+def check_towers(features: FeatureSet, config: ModelConfig) -> None:
+    """Refuse event towers that the model cannot build, and switches that contradict them."""
+    for event in features.events:
+        _check_tower(event, config)
+    require(
+        config.gdpa_context == "all" or any(f.scope != "ad" for f in features.sparse),
+        "model.gdpa_context",
+        "all when every sparse feature belongs to the ad",
+        config.gdpa_context,
+        "declare a user or request feature, or use all",
+    )
+
+
+def _check_tower(event: EventType, config: ModelConfig) -> None:
+    def need(holds: bool, field: str, rule: str, remedy: str) -> None:
+        require(holds, f"events.{event.name}.{field}", rule, getattr(event, field), remedy)
+
+    for field, least in {"max_len": 1, "heads": 1, "tokens": 1, "window": 1, "layers": 0}.items():
+        need(getattr(event, field) >= least, field, f"at least {least}", f"use {least}")
+    need(
+        event.layers <= config.layers,
+        "layers",
+        f"at most model.layers = {config.layers}",
+        "use 0 for all layers",
+    )
+    unit = event.heads * (1 if config.rote == "none" else 2)
+    need(
+        event.width % unit == 0,
+        "width",
+        f"a multiple of {unit} ({event.heads} heads, of even width with rotary time)",
+        f"use {unit * max(1, event.width // unit)}",
+    )
+    need(
+        config.pooling == "pma" or config.seeds > event.tokens,
+        "tokens",
+        f"fewer than model.seeds = {config.seeds} with pooling = hsp, which compresses",
+        "raise model.seeds",
+    )
+    names = config.gdpa_activations
+    need(
+        len(names) > 0 and event.heads % len(names) == 0,
+        "heads",
+        f"a multiple of the {len(names)} names in model.gdpa_activation",
+        "give one name, or one per head",
+    )
+    unread = config.heads_read == "x" and config.layers_of(event) == config.layers
+    require(
+        not (unread and config.reads_out(event)),
+        "model.last_attention",
+        f"skip where heads_read = x: nobody reads the last attention of {event.name}",
+        config.last_attention,
+        "use skip, or heads_read = x_and_h",
+    )

@@ -1,7 +1,8 @@
 """Forward FLOPs of the foundation model per row, from true lengths: plain arithmetic, no torch.
 
 Counted are matrix products as the model runs them (a multiply-add is 2); lookups, norms,
-activations and softmax are not. Training costs three times the forward pass. A row's cost is
+activations and softmax are not, nor are pairs outside of an attention's window or block, which a
+kernel may compute and throw away. Training costs three times the forward pass. A row's cost is
 `fixed + linear * events + pairs * attended pairs` per tower; arrays may be numpy or anything with
 their arithmetic.
 """
@@ -55,27 +56,42 @@ def flops_by_part(
 
 def _kunlun(config: ModelConfig, features: FeatureSet, lengths: Lengths) -> dict[str, Any]:
     parts: dict[str, Any] = {"interaction": config.layers * _interaction(config, features)}
-    pools, attends = _counts(config)
     summary = 2 * config.summary_tokens * config.width * (_context(config, features) + config.width)
     if features.events:
-        parts["summarize"] = pools * summary
+        parts["summarize"] = _summarizes(config, features) * summary
     for event in features.events:
         length = lengths[event.name]
-        parts[f"{event.name}.gdpa"] = pools * _gdpa(config, features, event, length)
-        parts[f"{event.name}.pool"] = pools * _pool(config, event, length) + _read_out(
-            config, event, length
-        )
+        pools, attends = _counts(config, event)
+        feeds = pools if config.pffn == "gdpa" else 0
+        parts[f"{event.name}.gdpa"] = feeds * _gdpa(config, features, event, length)
+        read_out = plain_pool(config, event, length) if config.reads_out(event) else 0
+        parts[f"{event.name}.pool"] = pools * _pool(config, event, length) + read_out
         parts[f"{event.name}.attention"] = attends * (
             2 * 4 * event.width**2 * length + 4 * event.width * _pairs(config, event, length)
         )
     return parts
 
 
-def _counts(config: ModelConfig) -> tuple[int, int]:
-    """Layers with GDPA and pooling, and layers with self-attention."""
-    if not config.compskip:
-        return config.layers, config.layers
-    return (config.layers + 1) // 2, config.layers // 2
+def folds(event: EventType, num_keys: int, config: ModelConfig) -> bool:
+    """Whether GDPA multiplies its projections into the keys and values instead of the events."""
+    return not config.qk_norm and (event.heads - 1) * num_keys <= event.width
+
+
+def _counts(config: ModelConfig, event: EventType) -> tuple[int, int]:
+    """Layers in which a tower is pooled, and those with self-attention."""
+    layers = range(config.layers)
+    return sum(config.pools(event, i) for i in layers), sum(
+        config.attends(event, i) for i in layers
+    )
+
+
+def _summarizes(config: ModelConfig, features: FeatureSet) -> int:
+    """Layers in which some tower reads the summary."""
+    if config.pffn == "none":
+        return 0
+    return sum(
+        any(config.pools(e, layer) for e in features.events) for layer in range(config.layers)
+    )
 
 
 def _num_ad(features: FeatureSet) -> int:
@@ -112,7 +128,9 @@ def _heads(
     config: ModelConfig, features: FeatureSet, num_objectives: int, num_surfaces: int
 ) -> int:
     read = read_width(features, config) + len(features.dense_columns)
-    adapters = 2 * num_surfaces * config.adapter_rank + num_surfaces
+    adapters = (
+        2 * num_surfaces * config.adapter_rank + num_surfaces if config.surface_experts else 0
+    )
     per_trunk = read + adapters + num_objectives * config.head_width
     return 2 * (config.mlp_width * per_trunk + num_surfaces * num_objectives)
 
@@ -123,7 +141,7 @@ def _gdpa(config: ModelConfig, features: FeatureSet, event: EventType, length: A
     short = config.gdpa_short_path if num_ad else 0
     generate = 2 * 2 * width * (n * (config.width + 2 * width) + num_ad * config.width * short)
     keys = n + short
-    if config.qk_norm:
+    if not folds(event, keys, config):
         return generate + (4 * width**2 + 4 * keys * width) * length
     fold = 2 * 2 * keys * width**2
     return generate + fold + 4 * event.heads * keys * width * length
@@ -134,17 +152,18 @@ def _pool(config: ModelConfig, event: EventType, length: Any) -> Any:
         return plain_pool(config, event, length)
     width, rank, tokens = event.width, config.sumkron_rank, event.tokens
     compress = 2 * rank * tokens * width * (config.seeds + config.width)
+    if rank == 0:
+        project = 0 if width == config.width else config.width
+        compress = 2 * tokens * width * (config.seeds + project)
     return seed_attention(event, config.seeds, length) + compress
 
 
-def _read_out(config: ModelConfig, event: EventType, length: Any) -> Any:
-    last_attends = not config.compskip or (config.layers - 1) % 2 == 1
-    return plain_pool(config, event, length) if last_attends else 0
-
-
 def _pairs(config: ModelConfig, event: EventType, length: Any) -> Any:
-    """Query-key pairs that take part in attention: all, or those within the window."""
+    """Query-key pairs that take part in attention: all, or those within the window or block."""
     if config.attention == "full":
         return length * length
+    if config.attention == "block":
+        rest = length % config.attention_block
+        return (length - rest) * config.attention_block + rest * rest
     reach = (event.window + length - 1 - abs(event.window - (length - 1))) // 2  # the smaller one
     return length + 2 * (reach * length - reach * (reach + 1) // 2)

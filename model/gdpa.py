@@ -3,7 +3,8 @@
 GDPA (arXiv 2602.10016): per head O_h = Act(Q_h K_h^T / tau) V_h with Q_h = W_Q^h S and K, V from
 the summary of X; the output is W_O [O_1 .. O_H]. Keys and values belong to the row, so W_Q and W_O
 are multiplied into them once per row, (S W_Q^h) K_h^T = S (W_Q^h K_h^T): per event only the two
-products with generated weights remain.
+products with generated weights remain. With QK-norm that is impossible, and with many keys it
+costs more than it saves (`folds`): then events are projected.
 
 Suffixes: B rows, n summary tokens, D model width, P slots, W tower width, H heads, K head width,
 N keys per row.
@@ -16,16 +17,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import kernels
+from kernels import Layout
 from model.config import EventType, ModelConfig
+from model.flops import folds
 from model.sequence import Sequence
 
 
 class Summarize(nn.Module):
-    """Token-axis linear N -> n of Norm(X), with a gate per summary token and channel."""
+    """Token-axis linear N -> n of Norm(X), with a gate per summary token and channel.
+
+    Without the norm (`summarize_norm`) large tokens of X drown the others.
+    """
 
     def __init__(self, num_tokens: int, config: ModelConfig) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(config.width)
+        self.norm = nn.LayerNorm(config.width) if config.summarize_norm else nn.Identity()
         self.mix = nn.Linear(num_tokens, config.summary_tokens, bias=False)
         self.gate = nn.Linear(config.width, config.width)
 
@@ -60,19 +66,35 @@ class WeightGen(nn.Module):
         return k_BNW, v_BNW
 
 
+def score_scale(event: EventType, config: ModelConfig) -> float:
+    """1 / tau: constant, so that a row's result does not depend on its batch.
+
+    tau "auto" is sqrt(K), and 1 under QK-norm, where a learned gain scales the scores.
+    """
+    if not isinstance(config.gdpa_tau, str):
+        return 1.0 / config.gdpa_tau
+    if config.gdpa_tau == "max_len":
+        return 1.0 / event.max_len
+    if config.gdpa_tau == "auto" and config.qk_norm:
+        return 1.0
+    return float((event.width // event.heads) ** -0.5)
+
+
 class PersonalizedFeedForward(nn.Module):
     """S + GDPA(Norm(S), W) for one tower."""
 
     def __init__(self, event: EventType, num_ad_tokens: int, config: ModelConfig) -> None:
         super().__init__()
         self.heads, self.head_width = event.heads, event.width // event.heads
-        self.activation, self.qk_norm = config.gdpa_activation, config.qk_norm
+        self.activations, self.scale = config.gdpa_activations, score_scale(event, config)
         self.norm = nn.LayerNorm(event.width)
         self.generate = WeightGen(event, num_ad_tokens, config)
         self.query = nn.Linear(event.width, event.width, bias=False)
         self.out = nn.Linear(event.width, event.width, bias=False)
-        if self.qk_norm:
-            self.gain = nn.Parameter(torch.ones(event.heads, 1))
+        self.folds = folds(event, config.summary_tokens + self.generate.short_rows, config)
+        # the gain starts at tau: scores start as cosines, outside of Act's linear range
+        gain_H1 = torch.full((event.heads, 1), 1.0 / self.scale)
+        self.gain = nn.Parameter(gain_H1) if config.qk_norm else None
 
     def forward(self, sequence: Sequence, x_sum_BnD: Tensor, ad_BX: Tensor) -> Sequence:
         """The tower after its personalized feed-forward net."""
@@ -81,31 +103,32 @@ class PersonalizedFeedForward(nn.Module):
             x.view(*x.shape[:2], self.heads, self.head_width).transpose(1, 2)
             for x in self.generate(x_sum_BnD, ad_BX)
         )
-        update_PW = (
-            self._with_norm(state_PW, k_BHNK, v_BHNK, sequence)
-            if self.qk_norm
-            else self._folded(state_PW, k_BHNK, v_BHNK, sequence)
-        )
-        return Sequence(sequence.state_PW + update_PW, sequence.angle_PR, layout)
+        run = self._folded if self.folds else self._projected
+        state_PW = sequence.state_PW + run(state_PW, k_BHNK, v_BHNK, layout)
+        return Sequence(state_PW, sequence.angle_PR, layout)
 
-    def _folded(self, state_PW: Tensor, k: Tensor, v: Tensor, sequence: Sequence) -> Tensor:
+    def _folded(self, state_PW: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
+        """Heads that share an activation are one head with all of their keys."""
         shape = (self.heads, self.head_width, -1)
         query_HKW, out_HKW = self.query.weight.view(shape), self.out.weight.t().reshape(shape)
-        k_BNW, v_BNW = torch.matmul(k, query_HKW), torch.matmul(v, out_HKW)
-        mixed_P1W = kernels.gdpa(
-            state_PW[:, None],
-            k_BNW.flatten(1, 2)[:, None],
-            v_BNW.flatten(1, 2)[:, None],
-            sequence.layout,
-            scale=self.head_width**-0.5,
-            activation=self.activation,
-        )
-        return mixed_P1W[:, 0]
+        k_BHNW, v_BHNW = torch.matmul(k, query_HKW), torch.matmul(v, out_HKW)
+        turns = len(self.activations)
+        parts = [
+            kernels.gdpa(
+                state_PW[:, None],
+                k_BHNW[:, i::turns].flatten(1, 2)[:, None],
+                v_BHNW[:, i::turns].flatten(1, 2)[:, None],
+                layout,
+                scale=self.scale,
+                activation=name,
+            )[:, 0]
+            for i, name in enumerate(self.activations)
+        ]
+        return parts[0] if turns == 1 else torch.stack(parts).sum(0)
 
-    def _with_norm(self, state_PW: Tensor, k: Tensor, v: Tensor, sequence: Sequence) -> Tensor:
-        q_PHK = F.normalize(self.query(state_PW).view(-1, self.heads, self.head_width), dim=-1)
-        k = F.normalize(k, dim=-1)
-        mixed_PHK = kernels.gdpa(
-            q_PHK * self.gain, k, v, sequence.layout, scale=1.0, activation=self.activation
-        )
+    def _projected(self, state_PW: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
+        q_PHK = self.query(state_PW).view(-1, self.heads, self.head_width)
+        if self.gain is not None:
+            q_PHK, k = F.normalize(q_PHK, dim=-1) * self.gain, F.normalize(k, dim=-1)
+        mixed_PHK = kernels.gdpa(q_PHK, k, v, layout, scale=self.scale, activation=self.activations)
         return self.out(mixed_PHK.flatten(1))

@@ -21,7 +21,11 @@ class Heads(nn.Module):
     ) -> None:
         super().__init__()
         self.trunk = nn.Linear(num_inputs, config.mlp_width)
-        self.experts = SurfaceExperts(num_surfaces, config.mlp_width, config.adapter_rank)
+        self.experts = (
+            SurfaceExperts(num_surfaces, config.mlp_width, config.adapter_rank)
+            if config.surface_experts
+            else None
+        )
         self.hidden = nn.Linear(config.mlp_width, num_objectives * config.head_width)
         self.out_KL = nn.Parameter(
             torch.randn(num_objectives, config.head_width) * config.head_width**-0.5
@@ -30,7 +34,9 @@ class Heads(nn.Module):
 
     def forward(self, x_BX: Tensor, surface_B: Tensor) -> Tensor:
         """Logits [B, K]."""
-        trunk_BM = self.experts(F.silu(self.trunk(x_BX)), surface_B)
+        trunk_BM = F.silu(self.trunk(x_BX))
+        if self.experts is not None:
+            trunk_BM = self.experts(trunk_BM, surface_B)
         hidden_BKL = F.silu(self.hidden(trunk_BM)).view(-1, *self.out_KL.shape)
         own_BZ = F.one_hot(surface_B, self.bias_ZK.shape[0]).to(x_BX.dtype)
         return (hidden_BKL * self.out_KL).sum(-1) + own_BZ @ self.bias_ZK

@@ -56,7 +56,8 @@ class WukongLayer(nn.Module):
         num_pairs = max(1, num_out // 2)
         self.pairs = FactorizationBlock(num_in, num_pairs, config)
         self.linear = TokenLinear(num_in, num_out - num_pairs) if num_out > num_pairs else None
-        self.residual = TokenLinear(num_in, num_out, identity=True)
+        # as identity the residual path starts as a plain copy of the first tokens
+        self.residual = TokenLinear(num_in, num_out, identity=config.residual_init == "identity")
         self.norm = nn.LayerNorm(config.width)
 
     def forward(self, x_BND: Tensor) -> Tensor:
@@ -70,17 +71,19 @@ class WukongLayer(nn.Module):
 class GlobalInteraction(nn.Module):
     """[X | H] over M Wukong experts, each on its own tokens; no router, outputs concatenated.
 
-    Odd layers take contiguous runs of tokens and even ones every M-th, so that partitions mix
-    and X meets H from the first layer on.
+    `partition`: runs of tokens (contiguous), or every M-th token (interleaved). Alternating begins
+    interleaved, so that X meets H from the first layer on, and partitions mix.
     """
 
     def __init__(self, num_x: int, num_h: int, layer: int, config: ModelConfig) -> None:
         super().__init__()
         total, experts = num_x + num_h, min(config.wukong_experts, num_x)
+        kinds = ("interleaved", "contiguous")
+        kind = kinds[layer % 2] if config.partition == "alternate" else config.partition
         pieces = torch.arange(total)
         parts = (
             pieces.tensor_split(experts)
-            if layer % 2
+            if kind == "contiguous"
             else [pieces[i::experts] for i in range(experts)]
         )
         self.places = [p.tolist() for p in parts]

@@ -1,15 +1,22 @@
 """Kunlun (arXiv 2602.10016): the layer of its Algorithm 1, and the stack. Start reading here.
 
 X [B, N, D] are the context tokens (one per sparse feature, one for all numbers). Each event type
-has a tower: S, its events in a jagged layout, and H [B, Q, D], what was pooled from it.
+has a tower: S, its events in a jagged layout, and H [B, Q, D], what was pooled from it. Layer l:
 
-    W  = WeightGen(Summarize(X))         one set of keys and values per row and tower
-    S  = S + GDPA(Norm(S), W)            unless skipped (odd layers, with CompSkip)
-    H  = HSP(S)                          unless skipped (then H of the layer before)
-    X  = GlobalInteraction([X | H])      always
-    S  = S + WindowAttention(Norm(S))    unless skipped (even layers, with CompSkip)
+    W  = WeightGen(Summarize(X))          gdpa.py: keys and values, made for each row and tower
+    S~ = GDPA(Norm(S), W) + S             gdpa.py, unless skip_pffn
+    H  = HSP(S~)                          pooling.py, unless skip_hsp (then H of the layer before)
+    X  = GlobalInteraction([X | H])       interaction.py: a mixture of Wukong experts, always
+    S  = WindowAttention(Norm(S~)) + S~   sequence.py, unless skip_self_attention
 
-After the last attention each tower is read out once more (PMA), so that no layer works in vain.
+CompSkip: even layers skip self-attention, odd ones skip the rest (`ModelConfig.pools`, `attends`).
+Event-level personalization: each `EventType` has its own width, heads, tokens, window and number
+of layers; after its last layer a tower rests and its H is reused. A tower that ends on
+self-attention is pooled once more by PMA, so that no layer works in vain, or skips that attention.
+
+The same from the equations, without batches: reference/stack.py. Every switch: docs/kunlun.md.
+
+Suffixes: B rows, N context tokens, n summary tokens, D model width, Q pooled tokens of all towers.
 """
 
 from __future__ import annotations
@@ -19,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from model.config import EventType, FeatureSet, ModelConfig
+from model.config import EventType, FeatureSet, ModelConfig, check_towers
 from model.gdpa import PersonalizedFeedForward, Summarize
 from model.interaction import GlobalInteraction
 from model.pooling import PlainPooling, SeedPooling
@@ -36,69 +43,62 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class KunlunOutput:
-    """X of the last layer, the pooled towers, and X after the first interaction."""
+    """X of the last layer, H as the heads read it, and X after the first interaction."""
 
     x_BND: Tensor
     h_BQD: Tensor
     shallow_BND: Tensor
 
 
-def skips(layer: int, config: ModelConfig) -> tuple[bool, bool]:
-    """(skip GDPA and pooling, skip self-attention) of a layer under CompSkip."""
-    if not config.compskip:
-        return False, False
-    return layer % 2 == 1, layer % 2 == 0
-
-
 class KunlunLayer(nn.Module):
-    """One layer of Algorithm 1 over all towers."""
+    """One layer of Algorithm 1 over all towers; modules exist for the towers that run them."""
 
-    def __init__(
-        self, layer: int, events: tuple[EventType, ...], tokens: Tokens, config: ModelConfig
-    ) -> None:
+    def __init__(self, layer: int, features: FeatureSet, config: ModelConfig) -> None:
         super().__init__()
-        skip_pool, skip_attention = skips(layer, config)
-        self.pools, self.attends = not skip_pool, not skip_attention
-        if self.pools and events:
-            self.summarize = Summarize(tokens.context, config)
-            self.feed_forward = nn.ModuleDict(
-                {e.name: PersonalizedFeedForward(e, tokens.ad, config) for e in events}
-            )
-            self.pool = nn.ModuleDict({e.name: _pooling(e, config) for e in events})
-        if self.attends:
-            self.attention = nn.ModuleDict({e.name: SequenceAttention(e, config) for e in events})
-        self.interact = GlobalInteraction(tokens.x, tokens.h, layer, config)
+        tokens = Tokens.of(features, config)
+        pooled = [e for e in features.events if config.pools(e, layer)]
+        fed = pooled if config.pffn == "gdpa" else []
+        attending = [e for e in features.events if config.attends(e, layer)]
+        self.summarize = Summarize(tokens.context, config) if fed else None
+        self.feed_forward = nn.ModuleDict(
+            {e.name: PersonalizedFeedForward(e, tokens.ad, config) for e in fed}
+        )
+        self.pool = nn.ModuleDict({e.name: _pooling(e, config) for e in pooled})
+        self.attention = nn.ModuleDict({e.name: SequenceAttention(e, config) for e in attending})
+        self.interact = GlobalInteraction(tokens.x, tokens.pooled, layer, config)
 
     def forward(
         self, x_BND: Tensor, towers: dict[str, Sequence], h: dict[str, Tensor], context: Context
     ) -> tuple[Tensor, dict[str, Sequence], dict[str, Tensor]]:
         """The next X, towers and H."""
-        if self.pools and towers:
+        towers, h = dict(towers), dict(h)
+        if self.summarize is not None:
             read_BND = x_BND if context.user_BND is None else context.user_BND
             x_sum_BnD = self.summarize(read_BND)
-            towers = {
-                name: self.feed_forward[name](s, x_sum_BnD, context.ad_BX)
-                for name, s in towers.items()
-            }
-            h = {name: self.pool[name](s) for name, s in towers.items()}
+            for name, feed_forward in self.feed_forward.items():
+                towers[name] = feed_forward(towers[name], x_sum_BnD, context.ad_BX)
+        for name, pool in self.pool.items():
+            h[name] = pool(towers[name])
         x_BND = self.interact(x_BND, joined(h, x_BND))
-        if self.attends:
-            towers = {name: self.attention[name](s) for name, s in towers.items()}
+        for name, attention in self.attention.items():
+            towers[name] = attention(towers[name])
         return x_BND, towers, h
 
 
 class Kunlun(nn.Module):
-    """The stack of layers and the last read-out."""
+    """The stack of layers, and a read-out of each tower that ends on self-attention."""
 
     def __init__(self, features: FeatureSet, config: ModelConfig) -> None:
         super().__init__()
-        tokens = Tokens.of(features, config)
+        check_towers(features, config)
+        self.heads_read_h = config.heads_read == "x_and_h"
+        self.last = {e.name: config.layers_of(e) - 1 for e in features.events}
         self.layers = nn.ModuleList(
-            KunlunLayer(i, features.events, tokens, config) for i in range(config.layers)
+            KunlunLayer(layer, features, config) for layer in range(config.layers)
         )
-        self.read_out = nn.ModuleDict()
-        if not skips(config.layers - 1, config)[1]:
-            self.read_out.update({e.name: PlainPooling(e, config.width) for e in features.events})
+        self.read_out = nn.ModuleDict(
+            {e.name: PlainPooling(e, config.width) for e in features.events if config.reads_out(e)}
+        )
 
     def forward(self, x_BND: Tensor, towers: dict[str, Sequence], context: Context) -> KunlunOutput:
         """Run all layers."""
@@ -108,17 +108,20 @@ class Kunlun(nn.Module):
             x_BND, towers, h = layer(x_BND, towers, h, context)
             if i == 0:
                 shallow_BND = x_BND
-        for name, read in self.read_out.items():
-            h[name] = read(towers[name])
-        return KunlunOutput(x_BND, joined(h, x_BND), shallow_BND)
+            for name, read in self.read_out.items():
+                if self.last[name] == i:
+                    h[name] = read(towers[name])
+        h_BQD = joined(h if self.heads_read_h else {}, x_BND)
+        return KunlunOutput(x_BND, h_BQD, shallow_BND)
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Numbers of tokens: X, H, those that GDPA summarizes, and those of the ad."""
+    """Numbers of tokens: X, H that heads read, H pooled, those that GDPA summarizes, the ad's."""
 
     x: int
     h: int
+    pooled: int
     context: int
     ad: int
 
@@ -127,8 +130,14 @@ class Tokens:
         """The token counts of a model."""
         x = len(features.sparse) + bool(features.dense_columns)
         ad = sum(f.scope == "ad" for f in features.sparse)
-        context = len(features.sparse) - ad if config.gdpa_context == "user" else x
-        return Tokens(x, sum(e.tokens for e in features.events), context, ad)
+        pooled = sum(e.tokens for e in features.events)
+        return Tokens(
+            x=x,
+            h=pooled if config.heads_read == "x_and_h" else 0,
+            pooled=pooled,
+            context=len(features.sparse) - ad if config.gdpa_context == "user" else x,
+            ad=ad,
+        )
 
 
 def joined(h: dict[str, Tensor], x_BND: Tensor) -> Tensor:

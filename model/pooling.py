@@ -61,13 +61,31 @@ class SumKronLinear(nn.Module):
         return self.columns(mixed_BXW.view(-1, self.tokens, self.columns.in_features))
 
 
+class PlainCompress(nn.Module):
+    """[S, W] -> [Q, D] by one linear along the tokens, and one of the widths where they differ."""
+
+    def __init__(self, seeds: int, tokens: int, width: int, out_width: int) -> None:
+        super().__init__()
+        self.rows_QS = nn.Parameter(torch.randn(tokens, seeds) * seeds**-0.5)
+        same = width == out_width
+        self.columns = nn.Identity() if same else nn.Linear(width, out_width, bias=False)
+
+    def forward(self, z_BSW: Tensor) -> Tensor:
+        """[B, Q, D]."""
+        return self.columns(torch.matmul(self.rows_QS, z_BSW))
+
+
 class SeedPooling(nn.Module):
-    """HSP of one tower, to `event.tokens` tokens of the model's width."""
+    """HSP of one tower, to `event.tokens` tokens of the model's width; rank 0: no SumKron."""
 
     def __init__(self, event: EventType, seeds: int, rank: int, width: int) -> None:
         super().__init__()
         self.attend = SeedAttention(seeds, event.width, event.heads)
-        self.compress = SumKronLinear(seeds, event.tokens, event.width, width, rank)
+        self.compress = (
+            SumKronLinear(seeds, event.tokens, event.width, width, rank)
+            if rank
+            else PlainCompress(seeds, event.tokens, event.width, width)
+        )
 
     def forward(self, sequence: Sequence) -> Tensor:
         """[B, Q, D]."""

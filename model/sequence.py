@@ -33,6 +33,7 @@ class EventEntry(nn.Module):
     def __init__(self, event: EventType, config: ModelConfig) -> None:
         super().__init__()
         self.rote, self.tau_s = config.rote, config.rote_tau_s
+        self.theta_base, self.phi_base = config.rote_theta_base, config.rote_phi_base
         self.num_pairs = event.width // event.heads // 2
         self.project = nn.Linear(config.embedding_dim * len(event.attributes) + 2, event.width)
 
@@ -44,7 +45,7 @@ class EventEntry(nn.Module):
         return Sequence(layout.pack(state_EW), self._angles(inputs, layout), layout)
 
     def _angles(self, inputs: EventInputs, layout: Layout) -> Tensor | None:
-        """ROTE (arXiv 2602.10016): t theta_r + tau_t theta_r, tau_t = log(1 + gap / tau_s)."""
+        """ROTE (arXiv 2602.10016): t theta_r + tau_t phi_r, tau_t = log(1 + gap / tau_s)."""
         if self.rote == "none":
             return None
         lengths_B = inputs.lengths_B
@@ -52,18 +53,29 @@ class EventEntry(nn.Module):
         at_E = torch.arange(inputs.gap_E.shape[0])
         at_E = at_E - torch.repeat_interleave(first_B, lengths_B)
         gap_E = inputs.gap_E if self.rote == "gap" else inputs.age_E
-        time_E = at_E + torch.log1p(gap_E / self.tau_s)
-        theta_R = 1e4 ** (-torch.arange(self.num_pairs) / self.num_pairs)
-        return layout.pack(time_E[:, None] * theta_R)
+        tau_E, theta_R = torch.log1p(gap_E / self.tau_s), self._speeds(self.theta_base, gap_E)
+        if self.phi_base is None:
+            return layout.pack((at_E + tau_E)[:, None] * theta_R)
+        phi_R = self._speeds(self.phi_base, gap_E)
+        return layout.pack(at_E[:, None] * theta_R + tau_E[:, None] * phi_R)
+
+    def _speeds(self, base: float, like: Tensor) -> Tensor:
+        """Angle of each pair per unit of position: base ** (-r / R)."""
+        at_R: Tensor = torch.arange(self.num_pairs, dtype=like.dtype)
+        return base ** (-at_R / self.num_pairs)
 
 
 class SequenceAttention(nn.Module):
-    """Softmax self-attention in a tower, full or in a window on both sides of each event."""
+    """Softmax self-attention in a tower: full, in a window on both sides, or in diagonal blocks.
+
+    Window and block are linear in the number of events (arXiv 2602.10016).
+    """
 
     def __init__(self, event: EventType, config: ModelConfig) -> None:
         super().__init__()
-        self.heads, self.num_pairs = event.heads, event.width // event.heads // 2
+        self.heads, self.head_width = event.heads, event.width // event.heads
         self.window = event.window if config.attention == "window" else None
+        self.block = config.attention_block if config.attention == "block" else None
         self.norm = nn.LayerNorm(event.width)
         self.query_key = nn.Linear(event.width, 2 * event.width, bias=False)
         self.value = nn.Linear(event.width, event.width, bias=False)
@@ -71,14 +83,14 @@ class SequenceAttention(nn.Module):
 
     def forward(self, sequence: Sequence) -> Sequence:
         """S + Attention(Norm(S))."""
-        normed_PW, shape = self.norm(sequence.state_PW), (-1, 2 * self.heads, 2 * self.num_pairs)
-        both_PXK = self.query_key(normed_PW).view(shape)
+        normed_PW = self.norm(sequence.state_PW)
+        both_PXK = self.query_key(normed_PW).view(-1, 2 * self.heads, self.head_width)
         if sequence.angle_PR is not None:
             both_PXK = kernels.rotate(both_PXK, sequence.angle_PR)
         q_PHK, k_PHK = both_PXK.chunk(2, dim=1)
         v_PHK = self.value(normed_PW).view(q_PHK.shape)
         mixed_PHK = kernels.jagged_attention(
-            q_PHK, k_PHK, v_PHK, sequence.layout, window=self.window
+            q_PHK, k_PHK, v_PHK, sequence.layout, window=self.window, block=self.block
         )
         state_PW = sequence.state_PW + self.out(mixed_PHK.flatten(1))
         return Sequence(state_PW, sequence.angle_PR, sequence.layout)

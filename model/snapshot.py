@@ -61,7 +61,7 @@ def load_snapshot(folder: Path) -> FoundationModel:
         features_from(meta["features"]),
         tuple(Objective(**o) for o in meta["objectives"]),
         len(meta["surfaces"]),
-        ModelConfig(**meta["config"]),
+        config_from(meta["config"]),
     )
     model.dense.load_state_dict(load_file(folder / DENSE))
     set_tables(model, load_file(folder / TABLES))
@@ -110,6 +110,11 @@ def features_from(data: dict[str, Any]) -> FeatureSet:
         ),
         matches=tuple(MatchCount(**m) for m in data["matches"]),
     )
+
+
+def config_from(data: dict[str, Any]) -> ModelConfig:
+    """A `ModelConfig` from its JSON form, in which tuples are lists."""
+    return ModelConfig(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
 
 
 def num_parameters(module: nn.Module) -> int:

@@ -42,6 +42,31 @@ def jagged_attention(
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
+def block_attention(
+    q_PHK: Tensor, k_PHK: Tensor, v_PHK: Tensor, layout: Layout, *, block: int
+) -> Tensor:
+    """Attention within blocks of each row: whole blocks and the rests become rows of their own."""
+    parts = []
+    blocks = (layout.blocks(x) for x in (q_PHK, k_PHK, v_PHK))
+    for bucket, *qkv in zip(layout.buckets, *blocks, strict=True):
+        whole = bucket.length - bucket.length % block
+        spans = [(0, whole, block), (whole, bucket.length, bucket.length - whole)]
+        pieces = [_tiles(bucket, qkv, *span) for span in spans if span[0] < span[1]]
+        parts.append(torch.cat(pieces, dim=1).flatten(0, 1))
+    return torch.cat(parts) if parts else torch.zeros_like(v_PHK)
+
+
+def _tiles(bucket: Bucket, qkv: list[Tensor], begin: int, end: int, size: int) -> Tensor:
+    """Attention of slots [begin, end) of a bucket in tiles of `size`: [b, end - begin, H, K]."""
+    valid = None
+    if bucket.valid_bT is not None:
+        valid = bucket.valid_bT[:, begin:end].reshape(-1, size)
+    q, k, v = (x[:, begin:end].reshape(-1, size, *x.shape[2:]).transpose(1, 2) for x in qkv)
+    tiles = Bucket(q.shape[0], size, valid)
+    out_bHTK = _short(q, k, v, tiles, None) if size <= SHORT else _long(q, k, v, tiles, None)
+    return out_bHTK.transpose(1, 2).reshape(bucket.num_rows, end - begin, *out_bHTK.shape[1::2])
+
+
 def _short(q: Tensor, k: Tensor, v: Tensor, bucket: Bucket, window: int | None) -> Tensor:
     mask_b1TT = _mask(bucket, window, 0, bucket.length, 0, bucket.length)
     bias = None

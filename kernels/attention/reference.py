@@ -14,17 +14,29 @@ def rotate(x_EHK: Tensor, angle_ER: Tensor) -> Tensor:
 
 
 def jagged_attention(
-    q_EHK: Tensor, k_EHK: Tensor, v_EHK: Tensor, lengths_B: Tensor, *, window: int | None = None
+    q_EHK: Tensor,
+    k_EHK: Tensor,
+    v_EHK: Tensor,
+    lengths_B: Tensor,
+    *,
+    window: int | None = None,
+    block: int | None = None,
 ) -> Tensor:
-    """softmax(q k^T / sqrt(K)) v within each row and, with `window`, within |i - j| <= window."""
+    """softmax(q k^T / sqrt(K)) v within each row.
+
+    With `window`, over |i - j| <= window; with `block`, over i // block == j // block.
+    """
     rows, start = [], 0
     for length in lengths_B.tolist():
         part = slice(start, start + length)
         start += length
         score_Htt = torch.einsum("ihk,jhk->hij", q_EHK[part], k_EHK[part]) * q_EHK.shape[-1] ** -0.5
+        at = torch.arange(length)
         if window is not None:
-            at = torch.arange(length)
             far = (at[:, None] - at[None, :]).abs() > window
             score_Htt = score_Htt.masked_fill(far, float("-inf"))
+        if block is not None:
+            apart = at[:, None] // block != at[None, :] // block
+            score_Htt = score_Htt.masked_fill(apart, float("-inf"))
         rows.append(torch.einsum("hij,jhk->ihk", score_Htt.softmax(-1), v_EHK[part]))
     return torch.cat(rows) if rows else torch.zeros_like(q_EHK)

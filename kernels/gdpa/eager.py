@@ -16,21 +16,30 @@ def gdpa(
     layout: Layout,
     *,
     scale: float,
-    activation: str = "gelu",
+    activation: str | tuple[str, ...] = "gelu",
 ) -> Tensor:
     """Act(q k^T * scale) v, bucket by bucket; a single head needs no transposed copies."""
     if not layout.buckets:
         return torch.zeros_like(q_PHK)
+    names = (activation,) if isinstance(activation, str) else activation
     blocks = zip(
         layout.blocks(q_PHK), layout.rows(k_BHNK * scale), layout.rows(v_BHNK), strict=True
     )
-    parts = [_block(q, k, v, activation).flatten(0, 1) for q, k, v in blocks]
+    parts = [_block(q, k, v, names).flatten(0, 1) for q, k, v in blocks]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _block(q_bTHK: Tensor, k_bHNK: Tensor, v_bHNK: Tensor, activation: str) -> Tensor:
+def _block(q_bTHK: Tensor, k_bHNK: Tensor, v_bHNK: Tensor, names: tuple[str, ...]) -> Tensor:
     if q_bTHK.shape[2] == 1:
         score_bTN = torch.bmm(q_bTHK[:, :, 0], k_bHNK[:, 0].transpose(1, 2))
-        return torch.bmm(activate(score_bTN, activation), v_bHNK[:, 0])[:, :, None]
+        return torch.bmm(activate(score_bTN, names[0]), v_bHNK[:, 0])[:, :, None]
     score_bHTN = torch.matmul(q_bTHK.transpose(1, 2), k_bHNK.transpose(-1, -2))
-    return torch.matmul(activate(score_bHTN, activation), v_bHNK).transpose(1, 2)
+    return torch.matmul(_by_head(score_bHTN, names), v_bHNK).transpose(1, 2)
+
+
+def _by_head(score_bHTN: Tensor, names: tuple[str, ...]) -> Tensor:
+    """Head h gets activation h of `names`, which are taken in turn."""
+    if len(names) == 1:
+        return activate(score_bHTN, names[0])
+    turns = [activate(score_bHTN[:, i :: len(names)], name) for i, name in enumerate(names)]
+    return torch.stack(turns, dim=2).flatten(1, 2)

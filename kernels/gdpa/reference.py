@@ -31,13 +31,17 @@ def gdpa(
     lengths_B: Tensor,
     *,
     scale: float,
-    activation: str = "gelu",
+    activation: str | tuple[str, ...] = "gelu",
 ) -> Tensor:
     """Act(q k^T * scale) v: the queries are the row's events, keys and values the row's own."""
+    names = (activation,) if isinstance(activation, str) else activation
     rows, start = [], 0
     for row, length in enumerate(lengths_B.tolist()):
         q_THK = q_EHK[start : start + length]
         start += length
         score_HTN = torch.einsum("thk,hnk->htn", q_THK, k_BHNK[row]) * scale
-        rows.append(torch.einsum("htn,hnk->thk", activate(score_HTN, activation), v_BHNK[row]))
+        weight_HTN = torch.stack(
+            [activate(score, names[h % len(names)]) for h, score in enumerate(score_HTN)]
+        )
+        rows.append(torch.einsum("htn,hnk->thk", weight_HTN, v_BHNK[row]))
     return torch.cat(rows) if rows else torch.zeros_like(q_EHK)

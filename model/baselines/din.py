@@ -21,9 +21,9 @@ from torch import Tensor, nn
 import kernels
 from model.baselines.dcnv2 import deep_network
 from model.baselines.jagged import spread_rows
-from model.baselines.widths import flat_width
+from model.baselines.widths import flat_width, num_ad_tokens
 from model.config import EventType, FeatureSet, ModelConfig, require
-from model.kunlun import Context, KunlunOutput, Tokens
+from model.kunlun import Context, KunlunOutput
 from model.sequence import Sequence
 
 
@@ -53,7 +53,7 @@ class DIN(nn.Module):
 
     def __init__(self, features: FeatureSet, config: ModelConfig) -> None:
         super().__init__()
-        num_ad = Tokens.of(features, config).ad
+        num_ad = num_ad_tokens(features)
         require(num_ad > 0, "features.sparse", "with features of the ad", num_ad, "declare ad_id")
         self.attend = nn.ModuleDict(
             {e.name: TargetAttention(e, num_ad, config) for e in features.events}

@@ -15,6 +15,7 @@ from model.baselines.widths import (
     PMA_TOKENS,
     SUMMARY,
     flat_width,
+    num_ad_tokens,
     num_context_tokens,
     num_pooled_tokens,
 )
@@ -63,8 +64,10 @@ def _flat(config: ModelConfig, features: FeatureSet, lengths: Lengths) -> dict[s
 def _activation_unit(
     config: ModelConfig, features: FeatureSet, event: EventType, length: Any
 ) -> Any:
-    num_ad, units = sum(f.scope == "ad" for f in features.sparse), max(1, config.mlp_width // 2)
-    per_row = linear(num_ad * config.width, event.width) + linear(event.width, units)
+    units = max(1, config.mlp_width // 2)
+    per_row = linear(num_ad_tokens(features) * config.width, event.width) + linear(
+        event.width, units
+    )
     return per_row + (linear(2 * event.width, units) + linear(units, 1)) * length
 
 

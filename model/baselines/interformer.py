@@ -26,10 +26,16 @@ from torch import Tensor, nn
 import kernels
 from kernels import Layout
 from model.baselines.jagged import per_row_linear
-from model.baselines.widths import CLS_TOKENS, PMA_TOKENS, RECENT_TOKENS, SUMMARY
+from model.baselines.widths import (
+    CLS_TOKENS,
+    PMA_TOKENS,
+    RECENT_TOKENS,
+    SUMMARY,
+    num_context_tokens,
+)
 from model.config import EventType, FeatureSet, ModelConfig
 from model.interaction import TokenLinear, WukongLayer
-from model.kunlun import Context, KunlunOutput, Tokens, joined
+from model.kunlun import Context, KunlunOutput, joined
 from model.pooling import SeedAttention
 from model.sequence import Sequence, SequenceAttention
 
@@ -169,8 +175,7 @@ class InterFormer(nn.Module):
 
     def __init__(self, features: FeatureSet, config: ModelConfig) -> None:
         super().__init__()
-        num_x = Tokens.of(features, config).x
-        events = features.events
+        num_x, events = num_context_tokens(features), features.events
         if events:
             self.cls = ContextSummary(num_x, CLS_TOKENS, config.width)
             self.enter = nn.ModuleDict({e.name: nn.Linear(config.width, e.width) for e in events})

@@ -14,6 +14,11 @@ def num_context_tokens(features: FeatureSet) -> int:
     return len(features.sparse) + bool(features.dense_columns)
 
 
+def num_ad_tokens(features: FeatureSet) -> int:
+    """Context tokens that belong to the ad."""
+    return sum(feature.scope == "ad" for feature in features.sparse)
+
+
 def num_pooled_tokens(features: FeatureSet) -> int:
     """Tokens of H: what the towers are pooled to."""
     return sum(event.tokens for event in features.events)
@@ -34,6 +39,8 @@ def read_width(features: FeatureSet, config: ModelConfig) -> int:
     pooled = num_pooled_tokens(features)
     if config.arch == "interformer":
         pooled = SUMMARY * len(features.events)
+    elif config.arch == "kunlun" and config.heads_read == "x":
+        pooled = 0
     return (num_context_tokens(features) + pooled) * config.width
 
 

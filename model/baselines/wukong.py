@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 import kernels
+from model.baselines.widths import num_context_tokens, num_pooled_tokens
 from model.config import EventType, FeatureSet, ModelConfig
 from model.interaction import WukongLayer
-from model.kunlun import Context, KunlunOutput, Tokens, joined
+from model.kunlun import Context, KunlunOutput, joined
 from model.pooling import PlainPooling
 from model.sequence import Sequence
 
@@ -42,8 +43,7 @@ class Wukong(nn.Module):
 
     def __init__(self, features: FeatureSet, config: ModelConfig) -> None:
         super().__init__()
-        tokens = Tokens.of(features, config)
-        total = tokens.x + tokens.h
+        total = num_context_tokens(features) + num_pooled_tokens(features)
         pooling = PlainPooling if config.arch == "wukong_pma" else MeanPooling
         self.pool = nn.ModuleDict({e.name: pooling(e, config.width) for e in features.events})
         self.layers = nn.ModuleList(WukongLayer(total, total, config) for _ in range(config.layers))

@@ -45,8 +45,7 @@ def _build(kind: Any, data: Any, path: str) -> Any:
     if origin in (types.UnionType, typing.Union):
         if data is None and type(None) in get_args(kind):
             return None
-        (inner,) = [k for k in get_args(kind) if k is not type(None)]
-        return _build(inner, data, path)
+        return _build(_member(kind, data), data, path)
     if origin is tuple:
         require(isinstance(data, (list, tuple)), path, "a list", data, "use [...]")
         args = get_args(kind)
@@ -67,6 +66,14 @@ def _build(kind: Any, data: Any, path: str) -> Any:
     right = isinstance(data, kind) and (kind is bool or not isinstance(data, bool))
     require(right, path, f"of type {kind.__name__}", data, "fix its type")
     return data
+
+
+def _member(union: Any, data: Any) -> Any:
+    """The member of a union that `data` is meant for: a list's, a string's, or the other one."""
+    kinds = [k for k in get_args(union) if k is not type(None)]
+    origins: dict[type, Any] = {list: tuple, tuple: tuple, str: Literal}
+    fitting = [k for k in kinds if get_origin(k) is origins.get(type(data))]
+    return (fitting or kinds)[0]
 
 
 @cache  # every manifest is read through here

@@ -7,7 +7,7 @@ import datetime as dt
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from model.config import ConfigError, FeatureSet, ModelConfig, Objective, require
+from model.config import ConfigError, FeatureSet, ModelConfig, Objective, check_towers, require
 from pipeline.run.codec import digest, from_dict, to_dict
 from pipeline.run.planted import PlantedConfig
 
@@ -327,6 +327,7 @@ class RunConfig:
             [o.name for o in self.objectives],
             "add Objective(name='click')",
         )
+        check_towers(self.features, self.model)
         if self.mix.reference_surface:
             require(
                 self.mix.reference_surface in self.surfaces,

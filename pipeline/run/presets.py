@@ -18,10 +18,10 @@ from model.config import (
     EmbeddingTable,
     FeatureSet,
     MatchCount,
-    ModelConfig,
     Objective,
     SparseFeature,
 )
+from model.sizes import model_config
 from pipeline.run.codec import from_dict
 from pipeline.run.config import (
     EvaluationConfig,
@@ -64,7 +64,7 @@ def preset(day: str, size: str, source: str = "planted") -> RunConfig:
         features=spec.features,
         window=spec.window,
         mix=spec.mix,
-        model=_model(size),
+        model=model_config(size),
         train=_train(size),
         evaluation=EvaluationConfig(min_positives=20 if size == "smoke" else 50),
         solaris=SolarisConfig(num_shards=1 if size == "smoke" else 2),
@@ -165,26 +165,6 @@ def planted(size: str) -> SourceSpec:
         # Bayes NE (.543 against .542), since mixing keeps every positive
         mix=MixConfig(budget=0.8),
     )
-
-
-def _model(size: str) -> ModelConfig:
-    if size == "base":
-        return ModelConfig(
-            embedding_dim=64,
-            width=128,
-            layers=6,
-            heads=4,
-            summary_tokens=16,
-            seeds=32,
-            sumkron_rank=4,
-            wukong_experts=1,
-            fm_rank=32,
-            mlp_width=512,
-            head_width=128,
-            adapter_rank=16,
-            representation_dim=32,
-        )
-    return ModelConfig()
 
 
 def _train(size: str) -> TrainConfig:

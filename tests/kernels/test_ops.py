@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 import kernels
 from kernels.attention import reference as attention
@@ -72,6 +73,33 @@ def test_attention(lengths, window, monkeypatch):
     same(got, want, inputs)
 
 
+@ids
+@pytest.mark.parametrize("block", [1, 3, 64, 140])
+def test_block_attention(lengths, block, monkeypatch):
+    layout = many_buckets(monkeypatch, lengths)
+    q, k, v = inputs = [rand(sum(lengths), 2, 4) for _ in range(3)]
+    packed = [layout.pack(x) for x in inputs]
+    got = layout.unpack(kernels.jagged_attention(*packed, layout, block=block))
+    want = attention.jagged_attention(q, k, v, layout.lengths_B, block=block)
+    same(got, want, inputs)
+
+
+@pytest.mark.parametrize(("reach", "share"), [({"block": 64}, 64 / 4096), ({"window": 50}, 0.06)])
+def test_window_and_block_multiply_few_pairs(reach, share):
+    layout, shape = kernels.arrange(torch.tensor([4096])), (4096, 1, 2)
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # not counted by itself
+    count = {flash: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v)}
+    with FlopCounterMode(display=False, custom_mapping=count) as counter, torch.no_grad():
+        kernels.jagged_attention(*(torch.zeros(shape) for _ in range(3)), layout, **reach)
+    assert 0 < counter.get_total_flops() <= share * 4 * 2 * 4096**2
+
+
+def test_window_and_block_exclude_each_other():
+    layout, x = kernels.arrange(torch.tensor([1])), rand(1, 1, 2)
+    with pytest.raises(ValueError, match="window=2 and block=3; drop one"):
+        kernels.jagged_attention(x, x, x, layout, window=2, block=3)
+
+
 def test_rotation():
     x, angle = rand(6, 2, 4), rand(6, 2)
     same(kernels.rotate(x, angle), attention.rotate(x, angle), [x, angle])
@@ -87,6 +115,16 @@ def test_gdpa(lengths, activation, heads, monkeypatch):
     q, k, v = rand(sum(lengths), heads, 4), *(rand(len(lengths), heads, 3, 4) for _ in range(2))
     got = kernels.gdpa(layout.pack(q), k, v, layout, scale=0.5, activation=activation)
     want = gdpa_reference.gdpa(q, k, v, layout.lengths_B, scale=0.5, activation=activation)
+    same(layout.unpack(got), want, [q, k, v])
+
+
+@ids
+@pytest.mark.parametrize("names", [("relu_square", "identity"), ("silu", "gelu", "relu", "gelu")])
+def test_gdpa_heads_take_activations_in_turn(lengths, names, monkeypatch):
+    layout = many_buckets(monkeypatch, lengths)
+    q, k, v = rand(sum(lengths), 4, 2), *(rand(len(lengths), 4, 3, 2) for _ in range(2))
+    got = kernels.gdpa(layout.pack(q), k, v, layout, scale=0.5, activation=names)
+    want = gdpa_reference.gdpa(q, k, v, layout.lengths_B, scale=0.5, activation=names)
     same(layout.unpack(got), want, [q, k, v])
 
 

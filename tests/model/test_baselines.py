@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from model_world import NUM_SURFACES, OBJECTIVES, make_batch, take_row
@@ -101,6 +102,16 @@ def test_flops_equal_those_of_torch(build, features, arch, length, changes):
     lengths = {e.name: length for e in features.events}
     mine = rows * flops_per_row(ModelConfig(**changes), features, 2, lengths, NUM_SURFACES)
     assert mine == pytest.approx(counter.get_total_flops(), rel=0.01)
+
+
+@archs
+def test_flops_of_many_rows_at_once(features, arch):
+    lengths = {"shown": np.array([0, 3, 32]), "organic": np.array([5, 0, 24])}
+    config = ModelConfig(arch=arch)
+    each = flops_per_row(config, features, 2, lengths)
+    for row, cost in enumerate(each):
+        mine = {name: int(counts[row]) for name, counts in lengths.items()}
+        assert cost == flops_per_row(config, features, 2, mine)
 
 
 @archs

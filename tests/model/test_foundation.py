@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from model.config import ModelConfig
 from model.flops import flops_by_part, flops_per_row
 from model.foundation import training_loss
-from model.snapshot import features_from, load_snapshot, read_meta, save_snapshot
+from model.snapshot import config_from, features_from, load_snapshot, read_meta, save_snapshot
 
 SWITCHES = [
     {},
@@ -29,8 +29,21 @@ SWITCHES = [
     {"embedding_dim": 8},
     {"rote": "none"},
     {"sumkron_rank": 1},
+    {"sumkron_rank": 0},
+    {"pffn": "none"},
+    {"gdpa_activation": ("silu", "relu_square")},
+    {"gdpa_tau": "max_len", "summary_tokens": 20},
+    {"summarize_norm": False},
+    {"last_attention": "skip"},
+    {"compskip": False, "last_attention": "skip", "heads_read": "x"},
+    {"attention": "block", "attention_block": 7},
+    {"rote_phi_base": 100.0},
+    {"partition": "contiguous", "residual_init": "random", "wukong_experts": 2},
+    {"surface_experts": False},
 ]
-switches = pytest.mark.parametrize("changes", SWITCHES, ids=lambda c: "-".join(c) or "default")
+switches = pytest.mark.parametrize(
+    "changes", SWITCHES, ids=lambda c: "-".join(f"{k}={v}" for k, v in c.items()) or "default"
+)
 
 
 @switches
@@ -181,3 +194,8 @@ def test_snapshot_round_trip(build, features, tmp_path):
 
 def test_features_survive_json(features):
     assert features_from(json.loads(json.dumps(asdict(features)))) == features
+
+
+def test_config_survives_json():
+    config = replace(ModelConfig(), gdpa_activation=("gelu", "relu"), gdpa_tau=3.0)
+    assert config_from(json.loads(json.dumps(asdict(config)))) == config

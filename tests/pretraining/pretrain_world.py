@@ -26,9 +26,12 @@ TINY = {
 }
 
 
-def tiny_run(home: Path, day: str, parent: Parent | None = None) -> Run:
+def tiny_run(
+    home: Path, day: str, parent: Parent | None = None, overrides: dict[str, object] | None = None
+) -> Run:
     """A run folder with its config."""
-    config = replace(with_overrides(preset(day, "smoke"), TINY), parent=parent)
+    changes = TINY | (overrides or {})
+    config = replace(with_overrides(preset(day, "smoke"), changes), parent=parent)
     folder = run_folder(config, home)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "run.json", to_dict(config))

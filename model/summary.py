@@ -1,0 +1,266 @@
+"""`python -m model.summary --size base --model kunlun`: parameters, memory and FLOPs by part.
+
+With `--run FOLDER` the features, objectives and surfaces are those of a run; without it, those of
+`reference_features`. Training keeps, per dense weight, the weight, its gradient, AdamW's two
+moments and the average, and per table the weights, their average and one Adagrad sum a row, all in
+float32. Activations are what autograd keeps of one row between forward and backward, measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from model.config import (
+    Arch,
+    ConfigError,
+    DenseFeature,
+    EmbeddingTable,
+    EventAttribute,
+    EventType,
+    FeatureSet,
+    MatchCount,
+    ModelConfig,
+    Objective,
+    SparseFeature,
+)
+from model.embedding import DenseInputs, EventInputs
+from model.flops import flops_by_part
+from model.foundation import DenseArch
+from model.sizes import SIZES, model_config
+from model.snapshot import config_from, features_from
+
+FLOAT = 4  # bytes
+DENSE_COPIES, TABLE_COPIES = 5, 2
+ACTIVATION_ROWS = 4
+USERS = {"smoke": 400, "small": 5_000, "base": 100_000, "large": 1_000_000}
+ADS = {"smoke": 80, "small": 400, "base": 5_000, "large": 50_000}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What decides a model's size besides its config."""
+
+    features: FeatureSet
+    objectives: tuple[Objective, ...]
+    num_surfaces: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Parameters of a part, and the bytes that serving and training keep of it."""
+
+    parameters: int
+    serving: int
+    training: int
+
+
+def main(argv: list[str]) -> int:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(prog="python -m model.summary")
+    parser.add_argument("--size", default="small", choices=SIZES)
+    parser.add_argument("--model", choices=get_args(Arch), help="default: the config's own")
+    parser.add_argument("--history", type=int, help="events per type; default: each type's max_len")
+    parser.add_argument("--run", type=Path, help="a run folder: its features and its model")
+    arguments = parser.parse_args(argv)
+    try:
+        shape, config = (
+            run_shape(arguments.run) if arguments.run else reference_shape(arguments.size)
+        )
+    except ConfigError as error:
+        print(f"ConfigError: {error}", file=sys.stderr)
+        return 65
+    config = replace(config, arch=arguments.model or config.arch)
+    lengths = {
+        e.name: e.max_len if arguments.history is None else arguments.history
+        for e in shape.features.events
+    }
+    print(f"{config.arch}, {arguments.run or 'size ' + arguments.size}")
+    print("\n".join(text(shape, config, lengths)))
+    return 0
+
+
+def run_shape(folder: Path) -> tuple[Shape, ModelConfig]:
+    """Shape and config of a run."""
+    try:
+        data = json.loads((folder / "run.json").read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"{folder} holds no run.json; pass the folder of a run") from None
+    shape = Shape(
+        features=features_from(data["features"]),
+        objectives=tuple(Objective(**o) for o in data["objectives"]),
+        num_surfaces=len(data["surfaces"]),
+    )
+    return shape, config_from(data["model"])
+
+
+def reference_shape(size: str) -> tuple[Shape, ModelConfig]:
+    """The shape that planted logs have, at a size."""
+    objectives = (Objective(name="click"), Objective(name="conversion", window_hours=24))
+    shape = Shape(features=reference_features(size), objectives=objectives, num_surfaces=3)
+    return shape, model_config(size)
+
+
+def reference_features(size: str) -> FeatureSet:
+    """As many features, tables and events as planted logs have (a test holds them equal)."""
+    buckets = {
+        "user": max(1_000, 2 * USERS[size]),
+        "ad": max(1_000, 4 * ADS[size]),
+        "category": 256,
+        "advertiser": 1_000,
+        "cluster": 256,
+        "request": 64,
+        "position": 64,
+        "surface": 64,
+    }
+    ad = ("ad", "advertiser", "category")
+
+    def event(name: str, *tables: str, max_len: int, tokens: int) -> EventType:
+        attributes = tuple(EventAttribute(column=t, table=t) for t in tables)
+        kind = EventType(name=name, source="impressions", attributes=attributes, max_len=max_len)
+        return replace(kind, width=16, tokens=tokens)
+
+    return FeatureSet(
+        tables=tuple(EmbeddingTable(name=n, buckets=b) for n, b in buckets.items()),
+        sparse=tuple(
+            SparseFeature(name=n, table=n, scope="ad" if n in ad else "user") for n in buckets
+        ),
+        dense=tuple(DenseFeature(name=f"number_{i}", scope="user") for i in range(5)),
+        events=(
+            event("shown", "ad", "category", "surface", "surface", max_len=32, tokens=4),
+            event("organic", "category", "surface", max_len=24, tokens=2),
+        ),
+        matches=(
+            MatchCount(event="shown", key="ad_id"),
+            MatchCount(event="shown", key="category_id"),
+            MatchCount(event="organic", key="category_id"),
+        ),
+    )
+
+
+def text(shape: Shape, config: ModelConfig, lengths: Mapping[str, int]) -> list[str]:
+    """The tables' lines."""
+    dense = DenseArch(shape.features, shape.objectives, shape.num_surfaces, config)
+    parts = parts_of(dense, shape.features, config)
+    histories = ", ".join(f"{n} {name}" for name, n in lengths.items()) or "no events"
+    lines = [f"{'part':24}{'parameters':>14}{'serving MB':>12}{'training MB':>13}"]
+    lines += [_memory(name, part) for name, part in parts.items()]
+    lines += [_memory("all", _sum(parts.values()))]
+    counts = len(shape.objectives), lengths, shape.num_surfaces
+    flops = flops_by_part(config, shape.features, *counts)
+    total = sum(flops.values())
+    lines += ["", f"{'forward, a row with ' + histories:44}{'MFLOP':>10}{'share':>8}"]
+    lines += [_flops(name, value, total) for name, value in flops.items()]
+    lines += [_flops("all (training: three times)", total, total)]
+    held = activation_bytes(dense, shape.features, config, lengths)
+    return [*lines, "", f"activations kept for backward: {held / 1e6:.3f} MB a row"]
+
+
+def parts_of(dense: DenseArch, features: FeatureSet, config: ModelConfig) -> dict[str, Part]:
+    """Memory by part: the tables, then the dense parts, the trunk's by what they do."""
+    counts: dict[str, int] = {}
+    for name, parameter in dense.named_parameters():
+        part = _part_name(name)
+        counts[part] = counts.get(part, 0) + parameter.numel()
+    dense_parts = {
+        name: Part(parameters=n, serving=FLOAT * n, training=FLOAT * DENSE_COPIES * n)
+        for name, n in counts.items()
+    }
+    return {"tables": _tables(features, config)} | dense_parts
+
+
+def _part_name(parameter: str) -> str:
+    """trunk.layers.0.interact.x -> trunk.interact; heads.x -> heads."""
+    first, *rest = parameter.split(".")
+    if first != "trunk":
+        return first
+    inner = [name for name in rest if name != "layers" and not name.isdigit()]
+    return f"trunk.{inner[0]}"
+
+
+def _tables(features: FeatureSet, config: ModelConfig) -> Part:
+    used = {f.table for f in features.sparse}
+    used |= {a.table for e in features.events for a in e.attributes}
+    rows = sum(t.buckets for t in features.tables if t.name in used)
+    weights = rows * config.embedding_dim
+    return Part(
+        parameters=weights,
+        serving=FLOAT * weights,
+        training=FLOAT * (TABLE_COPIES * weights + rows),
+    )
+
+
+def activation_bytes(
+    dense: DenseArch, features: FeatureSet, config: ModelConfig, lengths: Mapping[str, int]
+) -> float:
+    """Bytes per row that autograd keeps of a training forward pass, weights left out."""
+    inputs = _random_inputs(features, config, lengths)
+    weights = {p.untyped_storage().data_ptr() for p in dense.parameters()}
+    kept: dict[int, int] = {}
+    alive: list[Tensor] = []  # or a freed storage's address could come back as another's
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+            alive.append(tensor)
+        return tensor
+
+    dense.train()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = dense(inputs)
+        output.logits_BK.sum().add(output.reconstruction)
+    return sum(kept.values()) / ACTIVATION_ROWS
+
+
+def _random_inputs(
+    features: FeatureSet, config: ModelConfig, lengths: Mapping[str, int]
+) -> DenseInputs:
+    rows, width = ACTIVATION_ROWS, config.embedding_dim
+
+    def events(event: EventType) -> EventInputs:
+        total = rows * lengths[event.name]
+        embedded = torch.randn(total, len(event.attributes) * width, requires_grad=True)
+        return EventInputs(
+            embedded=(embedded,),
+            lengths_B=torch.full((rows,), lengths[event.name]),
+            gap_E=torch.rand(total),
+            age_E=torch.rand(total),
+        )
+
+    return DenseInputs(
+        embedded_BFD=torch.randn(rows, len(features.sparse), width, requires_grad=True),
+        dense_BC=torch.randn(rows, len(features.dense_columns)),
+        events={e.name: events(e) for e in features.events},
+        surface_B=torch.zeros(rows, dtype=torch.int64),
+    )
+
+
+def _sum(parts: Iterable[Part]) -> Part:
+    listed = list(parts)
+    return Part(
+        parameters=sum(p.parameters for p in listed),
+        serving=sum(p.serving for p in listed),
+        training=sum(p.training for p in listed),
+    )
+
+
+def _memory(name: str, part: Part) -> str:
+    sizes = f"{part.serving / 1e6:>12.2f}{part.training / 1e6:>13.2f}"
+    return f"{name:24}{part.parameters:>14,}{sizes}"
+
+
+def _flops(name: str, value: float, total: float) -> str:
+    return f"{name:44}{value / 1e6:>10.4f}{value / total:>8.1%}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
