@@ -3,9 +3,9 @@
 `python -m benchmarks.peers [--quick]` gives fuxictr, torch-rechub and deepctr-torch, each in an
 environment of its own below --cache, the same rows, features, hashed ids, histories and split in
 time as our own trainer, at equal size, batch size and threads, one pass in time order. Each
-training is a process; our code computes the metrics from everybody's predictions. Speed is rows a
-second of processor time with one thread, in turns, over the training loop alone: reading and
-converting the data is not timed, and the peers get ready batches. Learning rates come from
+training is a process, and everybody takes turns; our code computes the metrics from everybody's
+predictions. Speed is rows a second of processor time with one thread, of the training loop alone:
+reading and converting the data is not timed, and the peers get ready batches. Learning rates are in
 `rates.json`: chosen on the last tenth of MovieLens' training rows, with the same trials for all
 (--tune does it again), and used on every set.
 """
@@ -17,7 +17,6 @@ import json
 import os
 import statistics
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,7 @@ RATES = Path(__file__).parent / "_peers" / "rates.json"
 TUNED_ON = "movielens"
 TRIED = (1e-3, 3e-3, 1e-2)
 REFERENCES = {"movielens": "movielens_gain_over_bias", "tafeng": "tafeng_gain_over_repeat"}
+Results = dict[tuple[str, str], list[Result]]
 TARGETS: dict[str, Bound] = {
     "dcnv2_speed_ratio": (">=", 1.0),
     "din_speed_ratio": (">=", 1.0),
@@ -52,30 +52,27 @@ TARGETS: dict[str, Bound] = {
 def main(argv: list[str]) -> int:
     """Install, prepare, train, score, time and print; the last line is JSON."""
     contest = Contests(_arguments(argv))
-    quick = contest.options.quick
     if contest.options.tune:
         contest.tune()
-    scores = {name: contest.scores(name) for name in contest.sets}
+    results = contest.take_turns()
+    scores = {name: scored(contest.sets[name], found) for name, found in results.items()}
     references = {
         figure: contest.against(name, scores[name])
         for name, figure in REFERENCES.items()
         if name in scores
     }
-    speeds = {name: contest.speeds(name) for name in list(scores)[: 1 if quick else None]}
     large = contest.large_kunlun()
-    figures = _figures(scores, speeds, references)
+    figures = _figures(scores, results, references)
     figures["kunlun_5m_rows_per_s"] = statistics.median(r.wall_rate for r in large)
-    text = table.section(
-        contest.described(large), scores, speeds, contest.costs, references, figures
-    )
+    text = table.section(contest.told(large), scores, results, references, figures)
     print(text)
-    if not quick:
+    if not contest.options.quick:
         table.write(text)
     return report("peers", figures, TARGETS)
 
 
 class Contests:
-    """All trainings of one call; `costs` are those of the accuracy runs by set, side and model."""
+    """All trainings of one call."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -83,19 +80,9 @@ class Contests:
         self.pythons = {peer: ready(self.cache, peer) for peer in options.peers}
         self.seeds = range(1 if options.quick else 3)
         self.rates: dict[str, float] = json.loads(RATES.read_text())
-        self.costs: dict[tuple[str, str, str], list[Result]] = {}
-        self.timed_rows = 10_000 if options.quick else 20_000
         self.sets = {name: self._prepared(name) for name in options.sets}
-
-    @property
-    def sides(self) -> list[tuple[str, str]]:
-        """(who, model) of everybody who is compared."""
-        return [(by, model) for model in MODELS for by in (OURS, *self.pythons)]
-
-    @property
-    def entrants(self) -> list[tuple[str, str]]:
-        """Everybody who is scored."""
-        return [*self.sides, (OURS, KUNLUN)]
+        self.entrants = [(by, model) for model in MODELS for by in (OURS, *self.pythons)]
+        self.entrants.append((OURS, KUNLUN))
 
     def tune(self) -> None:
         """Choose every learning rate on the last training rows of `TUNED_ON`; keeps rates.json."""
@@ -108,28 +95,22 @@ class Contests:
             for rate in TRIED
         ]
         found: dict[str, dict[float, float]] = {}
-        for trial, result in zip(trials, self.train_all(TUNED_ON, trials), strict=True):
+        for trial in trials:
             aucs = found.setdefault(f"{trial.by}/{trial.model}", {})
-            aucs[trial.rate] = quick_auc(y_N, np.load(result.predictions))
+            aucs[trial.rate] = quick_auc(y_N, np.load(self.train(TUNED_ON, trial).predictions))
         print(f"AUC by learning rate: {json.dumps(found)}", flush=True)
         self.rates |= {who: max(aucs, key=aucs.__getitem__) for who, aucs in found.items()}
         RATES.write_text(json.dumps(self.rates, indent=1, sort_keys=True) + "\n")
 
-    def scores(self, name: str) -> dict[str, dict[str, Score]]:
-        """Model -> who -> metrics of a set's holdout."""
-        holdout = Holdout.read(self.sets[name].data)
-        found: dict[str, dict[str, Score]] = {}
-        every = [
-            self._training(name, by, model, "test", seed)
-            for by, model in self.entrants
-            for seed in self.seeds
-        ]
-        results = self.train_all(name, every)
-        for training, result in zip(every, results, strict=True):
-            self.costs.setdefault((name, training.by, training.model), []).append(result)
-        for by, model in self.entrants:
-            predicted = [np.load(r.predictions) for r in self.costs[name, by, model]]
-            found.setdefault(model, {})[by] = score(holdout, predicted)
+    def take_turns(self) -> dict[str, Results]:
+        """Set -> (who, model) -> a training per seed, everybody taking turns."""
+        found: dict[str, Results] = {name: {} for name in self.sets}
+        for seed in self.seeds:
+            for name in self.sets:
+                for by, model in self.entrants:
+                    rate = self.rates[f"{by}/{model}"]
+                    training = Training(by=by, model=model, part="test", rate=rate, seed=seed)
+                    found[name].setdefault((by, model), []).append(self.train(name, training))
         return found
 
     def against(self, name: str, scores: dict[str, dict[str, Score]]) -> Interval:
@@ -141,31 +122,17 @@ class Contests:
         scores["reference"] = {"counts": reference}
         return gap(scores[KUNLUN][OURS], reference)
 
-    def speeds(self, name: str) -> dict[tuple[str, str], list[Result]]:
-        """(who, model) -> timed trainings, everybody taking turns."""
-        found: dict[tuple[str, str], list[Result]] = {side: [] for side in self.sides}
-        for repeat in range(3):
-            for by, model in self.sides:
-                training = self._training(name, by, model, "timed", 1_000 + repeat)
-                found[by, model].append(self.train(name, training))
-        return found
-
     def large_kunlun(self) -> list[Result]:
         """Timed trainings of a Kunlun of about 5M parameters on two cores, as one job."""
         return [
             self.train(
                 "movielens",
                 Training(
-                    by=OURS, model="large_kunlun", part="timed", rate=1e-3, seed=repeat, threads=2
+                    by=OURS, model="large_kunlun", part="last", rate=1e-3, seed=repeat, threads=2
                 ),
             )
             for repeat in range(3)
         ]
-
-    def train_all(self, name: str, trainings: list[Training]) -> list[Result]:
-        """Run trainings of which no speed is taken, as many at once as there are workers."""
-        with ThreadPoolExecutor(self.options.workers) as pool:
-            return list(pool.map(lambda training: self.train(name, training), trainings))
 
     def train(self, name: str, training: Training) -> Result:
         """Run a training; with --resume one that was finished before is taken as it is."""
@@ -185,13 +152,12 @@ class Contests:
         )
         return found
 
-    def described(self, large: list[Result]) -> dict[str, Any]:
-        """What the table's head says of the run."""
+    def told(self, large: list[Result]) -> dict[str, Any]:
+        """What the section says of the run besides its results."""
         return {
             "quick": self.options.quick,
             "seeds": len(self.seeds),
-            "rows": {name: p.rows for name, p in self.sets.items()},
-            "timed": self.timed_rows,
+            "rows": {name: prepared.rows for name, prepared in self.sets.items()},
             "versions": [REQUIREMENTS[peer][1] for peer in self.pythons],
             "rates": self.rates,
             "large_parameters": large[0].parameters,
@@ -199,30 +165,33 @@ class Contests:
         }
 
     def _prepared(self, name: str) -> Prepared:
-        found = child(
-            "benchmarks._peers.data:prepare",
-            home=str(self.cache / "home"),
-            name=name,
-            quick=self.options.quick,
-            timed_rows=self.timed_rows,
+        home = str(self.cache / "home")
+        quick = self.options.quick
+        return Prepared(
+            **child("benchmarks._peers.data:prepare", home=home, name=name, quick=quick).value
         )
-        return Prepared(**found.value)
 
-    def _training(self, name: str, by: str, model: str, part: str, seed: int) -> Training:
-        rate = self.rates[f"{by}/{model}"]
-        return Training(by=by, model=model, part=part, rate=rate, seed=seed)
+
+def scored(prepared: Prepared, results: Results) -> dict[str, dict[str, Score]]:
+    """Model -> who -> metrics of a set's holdout."""
+    holdout = Holdout.read(prepared.data)
+    found: dict[str, dict[str, Score]] = {}
+    for (by, model), trained in results.items():
+        predicted = [np.load(result.predictions) for result in trained]
+        found.setdefault(model, {})[by] = score(holdout, predicted)
+    return found
 
 
 def _figures(
     scores: dict[str, dict[str, dict[str, Score]]],
-    speeds: dict[str, dict[tuple[str, str], list[Result]]],
+    results: dict[str, Results],
     references: dict[str, Interval],
 ) -> dict[str, float]:
     """The worst set's speed ratio and AUC gap per model, and Kunlun's gains."""
     figures: dict[str, float] = {}
     for model in MODELS:
         figures[f"{model}_speed_ratio"] = min(
-            table.speed_ratio(found, model) for found in speeds.values()
+            table.speed_ratio(found, model) for found in results.values()
         )
         gaps = [gap(s[model][OURS], s[model][best_peer(s[model])]) for s in scores.values()]
         worst = min(gaps, key=lambda found: found.value)
@@ -241,7 +210,6 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--tune", action="store_true", help="choose all learning rates again")
     parser.add_argument("--resume", action="store_true", help="keep what an earlier call finished")
     parser.add_argument("--sets", nargs="+", choices=NAMES, default=NAMES)
-    parser.add_argument("--workers", type=int, default=2, help="trainings at once, for accuracy")
     parser.add_argument("--cache", type=Path, default=default, help=f"default: {default}")
     parser.add_argument(
         "--peers", nargs="+", choices=sorted(REQUIREMENTS), default=sorted(REQUIREMENTS)

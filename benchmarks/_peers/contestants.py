@@ -43,7 +43,7 @@ class Training:
     """One training: who, which model, the part of the rows, the learning rate and the seed.
 
     `part`: "test" trains on all rows and predicts the holdout, "valid" chooses learning rates on
-    the last training rows, "timed" trains on the last rows and predicts nothing.
+    the last training rows, "last" trains on a few last rows and predicts nothing.
     """
 
     by: str
@@ -99,7 +99,7 @@ def contest(training: Training, prepared: Prepared, answer: Path) -> Contest:
     begin, end, scored = {
         "test": (0, prepared.rows, ("holdout", 0, sys.maxsize)),
         "valid": (0, prepared.valid, ("train", prepared.valid, prepared.rows)),
-        "timed": (prepared.timed, prepared.rows, ("", 0, 0)),
+        "last": (prepared.last, prepared.rows, ("", 0, 0)),
     }[training.part]
     return Contest(
         model=training.model,
@@ -124,7 +124,7 @@ def entry(training: Training, prepared: Prepared, answer: Path) -> dict[str, Any
     begin_us, end_us, scored = {
         "test": (0, prepared.cut_us, ("holdout", None, None)),
         "valid": (0, prepared.valid_us, ("train", prepared.valid_us, prepared.cut_us)),
-        "timed": (prepared.timed_us, prepared.cut_us, ("", None, None)),
+        "last": (prepared.last_us, prepared.cut_us, ("", None, None)),
     }[training.part]
     model, tower = shape(training.model)
     return {

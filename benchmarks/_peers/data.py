@@ -43,6 +43,7 @@ DAYS = {"movielens": "1998-04-22", "tafeng": "2001-02-28", "planted": "2026-11-2
 EVENT = "shown"
 NO_SAMPLING = 1e6  # times the reference surface's cost: every label fits
 VALID_SHARE = 0.1  # of the training rows, the last ones: what learning rates are chosen on
+LAST_ROWS = 10_000
 STAGES = {"land": land, "ingest": ingest, "labels": labels, "timelines": timelines, "mix": mix}
 
 
@@ -50,8 +51,8 @@ STAGES = {"land": land, "ingest": ingest, "labels": labels, "timelines": timelin
 class Prepared:
     """A run with its mix, the folder with the same rows for the peers, and where rows are split.
 
-    Rows [0, valid) and [valid, rows) of the training rows choose learning rates; the last
-    `rows - timed` are those that speed is measured on. `*_us` are the label times of those places.
+    Rows [0, valid) and [valid, rows) of the training rows choose learning rates; rows from `last`
+    on are those that the large Kunlun trains on. `*_us` are the label times of those places.
     """
 
     run: str
@@ -59,8 +60,8 @@ class Prepared:
     rows: int
     valid: int
     valid_us: int
-    timed: int
-    timed_us: int
+    last: int
+    last_us: int
     cut_us: int
 
 
@@ -72,7 +73,6 @@ def config_of(name: str, quick: bool) -> RunConfig:
     changes: dict[str, Any] = {"mix.budget": NO_SAMPLING, "window.calibration_hours": 0}
     if quick:
         changes |= {
-            "movielens": {"window.bootstrap_days": 80, "window.student_days": 40},
             "tafeng": {"window.bootstrap_days": 8, "window.student_days": 7},
             "planted": {
                 "window.bootstrap_days": 4,
@@ -80,24 +80,24 @@ def config_of(name: str, quick: bool) -> RunConfig:
                 "source.planted.rows_per_day": 12_000,
                 "source.planted.users": 2_000,
             },
-        }[name]
+        }.get(name, {})
     config = replace(
         config, objectives=(Objective(name="click"),), features=_one_event(config.features)
     )
     return with_overrides(replace(config, warm_start=False), changes)
 
 
-def prepare(home: str, name: str, quick: bool, timed_rows: int) -> dict[str, Any]:
+def prepare(home: str, name: str, quick: bool) -> dict[str, Any]:
     """The run and the peers' files of a set below `home`; what is there already is kept."""
     if name in SETS:
         fetch(SETS[name], Path(home))
     run = mixed(config_of(name, quick), Path(home))
-    folder = Path(home) / "peers" / f"{run.folder.name}-{timed_rows}"
+    folder = Path(home) / "peers" / run.folder.name
     done = folder / "prepared.json"
     if not done.is_file():
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        write_json(done, export(run, folder, timed_rows).__dict__)
+        write_json(done, export(run, folder).__dict__)
     found: dict[str, Any] = json.loads(done.read_text())
     return found
 
@@ -116,7 +116,7 @@ def mixed(config: RunConfig, home: Path) -> Run:
     return run
 
 
-def export(run: Run, folder: Path, timed_rows: int) -> Prepared:
+def export(run: Run, folder: Path) -> Prepared:
     """Write train.npz, holdout.npz, holdout.parquet and meta.json for the peers."""
     train = Loader(run, batch_size=4_096)
     holdout = Loader(run, "holdout", batch_size=4_096, order="none")
@@ -128,9 +128,9 @@ def export(run: Run, folder: Path, timed_rows: int) -> Prepared:
     with_truth(run, pl.DataFrame(columns)).write_parquet(folder / "holdout.parquet")
     write_json(folder / "meta.json", meta_of(run.config.features))
     label_us = train.columns["label_us"]
-    valid, timed = (
+    valid, last = (
         int(np.searchsorted(label_us, label_us[place]))
-        for place in (int((1 - VALID_SHARE) * len(label_us)), max(0, len(label_us) - timed_rows))
+        for place in (int((1 - VALID_SHARE) * len(label_us)), max(0, len(label_us) - LAST_ROWS))
     )
     return Prepared(
         run=str(run.folder),
@@ -138,8 +138,8 @@ def export(run: Run, folder: Path, timed_rows: int) -> Prepared:
         rows=train.num_rows,
         valid=valid,
         valid_us=int(label_us[valid]),
-        timed=timed,
-        timed_us=int(label_us[timed]),
+        last=last,
+        last_us=int(label_us[last]),
         cut_us=window_of(run.config).cut,
     )
 

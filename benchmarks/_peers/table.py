@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from benchmarks._experiments import replace_section, table
 from benchmarks._peers.contestants import (
     ATTENTION,
     BATCH_SIZE,
     EMBEDDING,
-    KUNLUN,
     LAYERS,
     MLP,
     MODELS,
@@ -22,9 +22,9 @@ from pipeline.evaluation.intervals import Interval
 from pipeline.run.paths import REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "experiments.md"
-BEGIN, END = "<!-- benchmarks.peers -->", "<!-- end of benchmarks.peers -->"
-TITLE = "# Experiments\n\nEach section is written by the command that it names.\n"
 Sides = Mapping[tuple[str, str], list[Result]]
+Scores = Mapping[str, Mapping[str, Score]]
+HEAD = ("set", "model", "by", "AUC", "GAUC", "NE", "rows/cpu s", "rows/s", "lr", "params", "MB")
 
 
 def speed_ratio(found: Sides, model: str) -> float:
@@ -35,98 +35,81 @@ def speed_ratio(found: Sides, model: str) -> float:
 
 def section(
     told: Mapping[str, Any],
-    scores: Mapping[str, Mapping[str, Mapping[str, Score]]],
-    speeds: Mapping[str, Sides],
-    costs: Mapping[tuple[str, str, str], list[Result]],
+    scores: Mapping[str, Scores],
+    results: Mapping[str, Sides],
     references: Mapping[str, Interval],
     figures: Mapping[str, float],
 ) -> str:
     """Everything measured, as Markdown."""
-    lines = ["## Open-source libraries on the same rows", "", *_head(told), ""]
-    lines += ["| set | model | by | AUC | GAUC | NE | rate | parameters | MB |", "|---" * 9 + "|"]
-    for name, by_model in scores.items():
-        for model, found in by_model.items():
-            for by, score in found.items():
-                results = costs.get((name, by, model))
-                rate = told["rates"].get(f"{by}/{model}", "")
-                lines.append(_scored(name, model, by, score, results, rate))
-    lines += [
-        "",
-        "Rows a processor second of the training loop, medians, and a second of wall time:",
+    lines = [
+        _line(name, model, by, score, results[name].get((by, model), []), told["rates"])
+        for name, by_model in scores.items()
+        for model, found in by_model.items()
+        for by, score in found.items()
     ]
-    lines += [
-        "",
-        "| set | model | by | rows a processor second | rows a second |",
-        "|---" * 5 + "|",
+    ratios = [
+        _compared(name, model, scores[name][model], sides)
+        for name, sides in results.items()
+        for model in MODELS
     ]
-    for name, sides in speeds.items():
-        for (by, model), timed in sides.items():
-            rates = _median(r.rate for r in timed), _median(r.wall_rate for r in timed)
-            lines.append(f"| {name} | {model} | {by} | {rates[0]:,.0f} | {rates[1]:,.0f} |")
-    lines += [
-        "",
-        "| set | model | our speed over the fastest peer's | our AUC minus the best peer's |",
-    ]
-    lines.append("|---" * 4 + "|")
-    for name, sides in speeds.items():
-        for model in MODELS:
-            found = scores[name][model]
-            best = best_peer(found)
-            difference = _spread(gap(found[OURS], found[best]))
-            ratio = speed_ratio(sides, model)
-            lines.append(f"| {name} | {model} | {ratio:.2f} | {difference} ({best}) |")
-    lines += ["", *_closing(told, references, figures)]
-    return "\n".join(lines) + "\n"
+    head = ("set", "model", "our speed / fastest peer's", "our AUC - best peer's", "best peer")
+    parts = ("## Open-source libraries on the same rows", _head(told), table(HEAD, lines))
+    return "\n\n".join([*parts, table(head, ratios), _closing(told, references, figures)])
 
 
 def write(text: str) -> None:
     """Put the section into docs/experiments.md, in the place of an older one."""
-    page = PAGE.read_text() if PAGE.is_file() else TITLE
-    block = f"{BEGIN}\n{text}{END}\n"
-    if BEGIN in page:
-        before, _, rest = page.partition(BEGIN)
-        page = before + block + rest.partition(f"{END}\n")[2]
-    else:
-        page = page.rstrip("\n") + "\n\n" + block
-    PAGE.write_text(page)
+    replace_section(PAGE, "peers", text)
 
 
-def _head(told: Mapping[str, Any]) -> list[str]:
+def _compared(name: str, model: str, found: Mapping[str, Score], sides: Sides) -> list[str]:
+    best = best_peer(found)
+    ratio = f"{speed_ratio(sides, model):.2f}"
+    return [name, model, ratio, _spread(gap(found[OURS], found[best])), best]
+
+
+def _head(told: Mapping[str, Any]) -> str:
     rows = ", ".join(f"{name} {count:,}" for name, count in told["rows"].items())
-    return [
-        f"`python -m benchmarks.peers{' --quick' if told['quick'] else ''}`: "
-        f"{', '.join(told['versions'])}, one thread each, batches of {BATCH_SIZE}, one pass in "
-        f"time order over the training rows ({rows}), {told['seeds']} seed(s), AUC with its "
-        f"interval over users. Embeddings of {EMBEDDING}, {LAYERS} cross layers, {LAYERS} hidden "
-        f"layers of {MLP}, DIN's unit {ATTENTION}; ours has its heads on top. Speed: over the last "
-        f"{told['timed']:,} rows. "
-        "AUC and NE of planted rows are against the planted probability.",
-    ]
-
-
-def _scored(
-    name: str, model: str, by: str, score: Score, results: list[Result] | None, rate: object
-) -> str:
-    cost = " | "
-    if results:
-        cost = f"{results[0].parameters:,} | {_median(r.memory_mb for r in results):,.0f}"
-    found = score.auc
     return (
-        f"| {name} | {model} | {by} | {found.value:.4f} [{found.low:.4f}, {found.high:.4f}] | "
-        f"{score.gauc:.4f} | {score.ne:.4f} | {rate} | {cost} |"
+        f"`python -m benchmarks.peers{' --quick' if told['quick'] else ''}`: "
+        f"{', '.join(told['versions'])}; one thread each, batches of {BATCH_SIZE}, one pass in "
+        f"time order over the training rows ({rows}), {told['seeds']} seed(s); speeds and memory "
+        f"are medians. Embeddings of {EMBEDDING}, {LAYERS} cross layers, {LAYERS} hidden layers "
+        f"of {MLP}, DIN's unit {ATTENTION}; ours has its heads and its compressor on top. Numbers "
+        "are ids (16 bins) for torch-rechub's DIN, which takes none; event times are read by ours "
+        "alone. AUC with its interval over users; AUC and NE of planted rows are against the "
+        "planted probability."
     )
+
+
+def _line(
+    name: str,
+    model: str,
+    by: str,
+    score: Score,
+    results: Sequence[Result],
+    rates: Mapping[str, float],
+) -> list[str]:
+    auc = f"{score.auc.value:.4f} [{score.auc.low:.4f}, {score.auc.high:.4f}]"
+    metrics = [name, model, by, auc, f"{score.gauc:.4f}", f"{score.ne:.4f}"]
+    if not results:
+        return [*metrics, *[""] * (len(HEAD) - len(metrics))]
+    speeds = [_median(r.rate for r in results), _median(r.wall_rate for r in results)]
+    sizes = [results[0].parameters, _median(r.memory_mb for r in results)]
+    rate = f"{rates[f'{by}/{model}']:g}"
+    return [*metrics, *(f"{v:,.0f}" for v in speeds), rate, *(f"{v:,.0f}" for v in sizes)]
 
 
 def _closing(
     told: Mapping[str, Any], references: Mapping[str, Interval], figures: Mapping[str, float]
-) -> list[str]:
+) -> str:
     gains = "; ".join(f"{name} {_spread(found)}" for name, found in references.items())
-    return [
+    return (
         f"Kunlun's AUC above a simple reference: {gains}. "
-        f"A Kunlun of {told['large_parameters'] / 1e6:.1f}M parameters (with tables; 4 layers, "
-        f"width 64, 50 events) trains {figures['kunlun_5m_rows_per_s']:,.0f} rows a second in one "
-        f"process with two threads, {told['large_processor_rate']:,.0f} a processor second.",
-    ]
+        f"A Kunlun of {told['large_parameters'] / 1e6:.1f}M parameters (4 layers, width 64, 50 "
+        f"events; its tables included) trains {figures['kunlun_5m_rows_per_s']:,.0f} rows a second "
+        f"in one process with two threads, {told['large_processor_rate']:,.0f} a processor second."
+    )
 
 
 def _spread(found: Interval) -> str:
@@ -135,6 +118,3 @@ def _spread(found: Interval) -> str:
 
 def _median(values: Iterable[float]) -> float:
     return statistics.median(values)
-
-
-__all__ = ["KUNLUN", "section", "speed_ratio", "write"]

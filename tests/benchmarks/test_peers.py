@@ -19,8 +19,6 @@ from pipeline.mixing.loader import Loader
 from pipeline.run.config import with_overrides
 from pipeline.run.paths import Run, open_run
 
-TIMED = 500
-
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
@@ -37,7 +35,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     home = tmp_path_factory.mktemp("peers")
     run = data.mixed(config, home)
     (home / "data").mkdir()
-    return data.export(run, home / "data", TIMED)
+    return data.export(run, home / "data")
 
 
 @pytest.fixture(scope="module")
@@ -94,13 +92,12 @@ def test_an_event_attribute_shares_the_ids_of_what_it_is_compared_with(prepared:
 
 
 def test_both_sides_split_at_the_same_rows(prepared: Prepared, run: Run) -> None:
-    for part in ("test", "valid", "timed"):
+    for part in ("test", "valid", "last"):
         training = Training(by="fuxictr", model="din", part=part, rate=1e-3)
         theirs = contestants.contest(training, prepared, Path("x"))
         entry = contestants.entry(replace(training, by=OURS), prepared, Path("x"))
         loader = Loader(run, begin_us=entry["begin_us"], end_us=entry["end_us"], batch_size=64)
         assert theirs.end - theirs.begin == loader.num_rows, part
-    assert prepared.rows - prepared.timed >= TIMED
 
 
 def test_our_side_trains_and_predicts_the_holdout(prepared: Prepared, tmp_path: Path) -> None:
