@@ -21,7 +21,7 @@ EMBEDDING, LAYERS, MLP, ATTENTION = 16, 3, 128, 64
 ATTRIBUTES = 4  # of an event: the peers' vector of an event is as wide as its embeddings
 # the presets' own shape
 KUNLUN_MODEL: dict[str, Any] = {"arch": KUNLUN}
-# about 5M parameters without its tables
+# 5.2M parameters on MovieLens, 1.4M of them in tables
 LARGE_KUNLUN: dict[str, Any] = {
     "arch": KUNLUN,
     "embedding_dim": 64,
@@ -32,7 +32,7 @@ LARGE_KUNLUN: dict[str, Any] = {
     "seeds": 16,
     "sumkron_rank": 4,
     "fm_rank": 16,
-    "mlp_width": 256,
+    "mlp_width": 512,
     "head_width": 64,
 }
 LARGE_TOWER = {"width": 64, "heads": 4, "tokens": 8, "max_len": 50}
