@@ -15,8 +15,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,10 @@ import numpy as np
 
 from benchmarks._measure import Bound, child, report
 from benchmarks._peers import table
-from benchmarks._peers.contestants import KUNLUN, MODELS, OURS, Result, Training, run
+from benchmarks._peers.contestants import KUNLUN, LARGE, MODELS, OURS, Result, Training, run
 from benchmarks._peers.data import NAMES, Prepared
 from benchmarks._peers.environments import REQUIREMENTS, ready
+from benchmarks._peers.table import APART, TOGETHER
 from benchmarks._peers.verdict import Holdout, Score, best_peer, gap, quick_auc, score
 from pipeline.evaluation.intervals import Interval
 from pipeline.run.codec import digest
@@ -62,8 +63,7 @@ def main(argv: list[str]) -> int:
         if name in scores
     }
     large = contest.large_kunlun()
-    figures = _figures(scores, results, references)
-    figures["kunlun_5m_rows_per_s"] = statistics.median(r.wall_rate for r in large)
+    figures = _figures(scores, results, references) | table.large_rates(large)
     text = table.section(contest.told(large), scores, results, references, figures)
     print(text)
     if not contest.options.quick:
@@ -122,17 +122,23 @@ class Contests:
         scores["reference"] = {"counts": reference}
         return gap(scores[KUNLUN][OURS], reference)
 
-    def large_kunlun(self) -> list[Result]:
-        """Timed trainings of a Kunlun of about 5M parameters on two cores, as one job."""
-        return [
-            self.train(
-                "movielens",
-                Training(
-                    by=OURS, model="large_kunlun", part="last", rate=1e-3, seed=repeat, threads=2
-                ),
-            )
-            for repeat in range(3)
-        ]
+    def large_kunlun(self) -> dict[str, list[Result]]:
+        """How two cores are used -> trainings of a Kunlun of about 5M parameters.
+
+        One job with two threads, and two jobs that know nothing of each other, with one each.
+        """
+
+        def one(seed: int, threads: int) -> Result:
+            given: dict[str, Any] = {"seed": seed, "threads": threads, "rate": 1e-3}
+            training = Training(by=OURS, model=LARGE, part="last", **given)
+            return self.train(next(iter(self.sets)), training)
+
+        found: dict[str, list[Result]] = {TOGETHER: [], APART: []}
+        for repeat in range(3):
+            found[TOGETHER].append(one(repeat, 2))
+            with ThreadPoolExecutor(2) as pool:
+                found[APART] += pool.map(lambda seed: one(seed, 1), (10 + repeat, 20 + repeat))
+        return found
 
     def train(self, name: str, training: Training) -> Result:
         """Run a training; with --resume one that was finished before is taken as it is."""
@@ -152,7 +158,7 @@ class Contests:
         )
         return found
 
-    def told(self, large: list[Result]) -> dict[str, Any]:
+    def told(self, large: dict[str, list[Result]]) -> dict[str, Any]:
         """What the section says of the run besides its results."""
         return {
             "quick": self.options.quick,
@@ -160,8 +166,7 @@ class Contests:
             "rows": {name: prepared.rows for name, prepared in self.sets.items()},
             "versions": [REQUIREMENTS[peer][1] for peer in self.pythons],
             "rates": self.rates,
-            "large_parameters": large[0].parameters,
-            "large_processor_rate": statistics.median(r.rate for r in large),
+            "large_parameters": large[TOGETHER][0].parameters,
         }
 
     def _prepared(self, name: str) -> Prepared:

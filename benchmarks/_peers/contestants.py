@@ -16,6 +16,7 @@ from benchmarks._peers.side import Contest
 OURS = "headwater"
 MODELS = ("dcnv2", "din")
 KUNLUN = "kunlun"
+LARGE = "large_kunlun"
 BATCH_SIZE = 512
 EMBEDDING, LAYERS, MLP, ATTENTION = 16, 3, 128, 64
 ATTRIBUTES = 4  # of an event: the peers' vector of an event is as wide as its embeddings
@@ -144,7 +145,7 @@ def entry(training: Training, prepared: Prepared, answer: Path) -> dict[str, Any
 
 def shape(model: str) -> tuple[dict[str, Any], dict[str, int]]:
     """Our model's and its towers' sizes: DCNv2 and DIN as large as the peers'."""
-    if model == "large_kunlun":
+    if model == LARGE:
         return LARGE_KUNLUN, LARGE_TOWER
     if model == KUNLUN:
         return KUNLUN_MODEL, {}

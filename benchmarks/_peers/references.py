@@ -15,7 +15,6 @@ from sklearn.linear_model import LogisticRegression
 from pipeline.mixing.loader import Loader
 from pipeline.run.paths import Run, open_run
 
-REPEATS = ("match_shown_ad_id", "match_shown_ad_id_acted")  # as log(1 + count)
 USER_ROWS, AD_ROWS = 10.0, 5.0  # earlier rows at which a bias counts for half of what they say
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -58,7 +57,7 @@ def running_bias(user_N: Ints, ad_N: Ints, ts_us_N: Ints, y_N: Floats, *, delay_
 
 
 def repeat_logistic(seen_NC: Floats, y_N: Floats, scored_EC: Floats) -> Floats:
-    """Probabilities of a logistic regression on the counts of earlier events with the same ad."""
+    """Probabilities of a logistic regression on counts of earlier events."""
     model = LogisticRegression().fit(seen_NC, y_N)
     found: Floats = model.predict_proba(scored_EC)[:, 1]
     return found
@@ -79,16 +78,24 @@ def movielens(run: str, answer: str) -> None:
 
 
 def tafeng(run: str, answer: str) -> None:
-    """Write a logistic regression's probabilities of a Ta Feng run's holdout: on repeats alone."""
+    """Write a logistic regression's probabilities of a Ta Feng run's holdout, on its counts alone.
+
+    They say how often the customer met the product and its category, and how often bought them.
+    """
     opened = open_run(run)
-    places = [opened.config.features.dense_columns.index(n) for n in REPEATS]
     train, holdout = (_loaded(opened, s) for s in ("train", "holdout"))
-    seen_NC, scored_EC = (
-        loader.rows(0, loader.num_rows).dense_BC.numpy()[:, places] for loader in (train, holdout)
-    )
-    np.save(
-        answer, repeat_logistic(seen_NC, train.columns["y_click"].astype(np.float64), scored_EC)
-    )
+    seen_NC, scored_EC = (_counts(loader) for loader in (train, holdout))
+    y_N = train.columns["y_click"].astype(np.float64)
+    np.save(answer, repeat_logistic(seen_NC, y_N, scored_EC))
+
+
+def _counts(loader: Loader) -> Floats:
+    """log(1 + count) of every match count, [N, C]."""
+    features = loader.features
+    names = [column for match in features.matches for column in match.columns]
+    places = [features.dense_columns.index(name) for name in names]
+    counts_NC: Floats = loader.rows(0, loader.num_rows).dense_BC.numpy()[:, places].astype(float)
+    return counts_NC
 
 
 def _loaded(run: Run, selection: Literal["train", "holdout"]) -> Loader:

@@ -22,6 +22,7 @@ from pipeline.evaluation.intervals import Interval
 from pipeline.run.paths import REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "experiments.md"
+TOGETHER, APART = "together", "apart"  # two cores as one job, or as two jobs
 Sides = Mapping[tuple[str, str], list[Result]]
 Scores = Mapping[str, Mapping[str, Score]]
 HEAD = ("set", "model", "by", "AUC", "GAUC", "NE", "rows/cpu s", "rows/s", "lr", "params", "MB")
@@ -31,6 +32,18 @@ def speed_ratio(found: Sides, model: str) -> float:
     """Our median rows a processor second over the fastest peer's."""
     rates = {by: _median(r.rate for r in found[by, m]) for by, m in found if m == model}
     return rates.pop(OURS) / max(rates.values())
+
+
+def large_rates(found: Mapping[str, list[Result]]) -> dict[str, float]:
+    """Rows a second of the large Kunlun on two cores: as one job, as two, and the better one."""
+    together = _median(r.wall_rate for r in found[TOGETHER])
+    apart = 2 * _median(r.wall_rate for r in found[APART])
+    return {
+        "kunlun_5m_rows_per_s": max(together, apart),
+        "kunlun_5m_one_job_rows_per_s": together,
+        "kunlun_5m_two_jobs_rows_per_s": apart,
+        "kunlun_5m_rows_per_processor_s": _median(r.rate for r in found[APART]),
+    }
 
 
 def section(
@@ -107,8 +120,11 @@ def _closing(
     return (
         f"Kunlun's AUC above a simple reference: {gains}. "
         f"A Kunlun of {told['large_parameters'] / 1e6:.1f}M parameters (4 layers, width 64, 50 "
-        f"events; its tables included) trains {figures['kunlun_5m_rows_per_s']:,.0f} rows a second "
-        f"in one process with two threads, {told['large_processor_rate']:,.0f} a processor second."
+        f"events; its tables included) trains on two cores "
+        f"{figures['kunlun_5m_one_job_rows_per_s']:,.0f} rows a second as one job with two "
+        f"threads and {figures['kunlun_5m_two_jobs_rows_per_s']:,.0f} as two jobs with one thread "
+        "each, which is not one training: ours runs on one rank. One thread makes "
+        f"{figures['kunlun_5m_rows_per_processor_s']:,.0f} rows a processor second."
     )
 
 
