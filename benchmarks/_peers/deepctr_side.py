@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import numpy as np
 import torch
 from deepctr_torch.inputs import DenseFeat, SparseFeat, VarLenSparseFeat
 from deepctr_torch.models import DCN, DIN
-from torch import nn
 
 from benchmarks._peers.side import LABEL, Contest, Meta, Rows, Stopwatch, Trained, play, seeded
 
@@ -31,7 +31,7 @@ def train(contest: Contest, meta: Meta, rows: Rows) -> Trained:
     )
 
 
-def _dcnv2(contest: Contest, meta: Meta) -> nn.Module:
+def _dcnv2(contest: Contest, meta: Meta) -> Any:
     return DCN(
         [],
         _columns(contest, meta, [name for name, _ in meta.sparse]),
@@ -45,7 +45,7 @@ def _dcnv2(contest: Contest, meta: Meta) -> nn.Module:
     )
 
 
-def _din(contest: Contest, meta: Meta) -> nn.Module:
+def _din(contest: Contest, meta: Meta) -> Any:
     return DIN(
         _columns(contest, meta, [*(name for name, _ in meta.sparse), *meta.constants]),
         meta.targets,

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from fuxictr.features import FeatureMap
 from model_zoo.LongCTR import DIN, DCNv2
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks._peers.side import (
     LABEL,
@@ -28,6 +28,7 @@ from benchmarks._peers.side import (
 )
 
 SET = "peers"
+Triple = tuple[dict[str, Tensor], dict[str, Tensor], Tensor]
 
 
 class Triples(Batches):
@@ -41,7 +42,7 @@ class Triples(Batches):
         columns["mask"] = np.arange(meta.max_len) < rows.length[:, None]
         super().__init__(columns, contest.batch_size)
 
-    def __iter__(self) -> Iterator[tuple[dict[str, Tensor], ...]]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[Triple]:  # type: ignore[override]
         for batch in super().__iter__():
             mask = batch.pop("mask").float()
             items = {name: batch.pop(name).flatten() for name in self.targets}
@@ -60,7 +61,7 @@ def train(contest: Contest, meta: Meta, rows: Rows) -> Trained:
     return Trained.of(watch, model, lambda scored: model.predict(Triples(contest, meta, scored)))
 
 
-def _model(contest: Contest, meta: Meta, folder: str) -> nn.Module:
+def _model(contest: Contest, meta: Meta, folder: str) -> Any:
     hidden = [contest.mlp_width] * contest.layers
     shape: dict[str, Any] = (
         {"num_cross_layers": contest.layers, "parallel_dnn_hidden_units": hidden}
