@@ -6,8 +6,8 @@ time as our own trainer, at equal size, batch size and threads, one pass in time
 training is a process, and everybody takes turns; our code computes the metrics from everybody's
 predictions. Speed is rows a second of processor time with one thread, of the training loop alone:
 reading and converting the data is not timed, and the peers get ready batches. Learning rates are in
-`rates.json`: chosen on the last tenth of MovieLens' training rows, with the same trials for all
-(--tune does it again), and used on every set.
+`rates.json`, one per contestant for all sets: 3e-3 for everybody, until --tune chooses them on the
+last tenth of MovieLens' training rows with the same trials for all.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Contests:
             return self.train(next(iter(self.sets)), training)
 
         found: dict[str, list[Result]] = {TOGETHER: [], APART: []}
-        for repeat in range(3):
+        for repeat in self.seeds:
             found[TOGETHER].append(one(repeat, 2))
             with ThreadPoolExecutor(2) as pool:
                 found[APART] += pool.map(lambda seed: one(seed, 1), (10 + repeat, 20 + repeat))
