@@ -7,7 +7,8 @@ training is a process, and everybody takes turns; our code computes the metrics 
 predictions. Speed is rows a second of processor time with one thread, of the training loop alone:
 reading and converting the data is not timed, and the peers get ready batches. Learning rates are in
 `rates.json`, one per contestant for all sets: 3e-3 for everybody, until --tune chooses them on the
-last tenth of MovieLens' training rows with the same trials for all.
+last tenth of MovieLens' training rows with the same trials for all. `--record docs/experiments.md`
+keeps the tables there.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks._experiments import replace_section
 from benchmarks._measure import Bound, child, report
 from benchmarks._peers import table
 from benchmarks._peers.contestants import KUNLUN, LARGE, MODELS, OURS, Result, Training, run
@@ -66,8 +68,8 @@ def main(argv: list[str]) -> int:
     figures = _figures(scores, results, references) | table.large_rates(large)
     text = table.section(contest.told(large), scores, results, references, figures)
     print(text)
-    if not contest.options.quick:
-        table.write(text)
+    if contest.options.record is not None:
+        replace_section(contest.options.record, "peers", text)
     return report("peers", figures, TARGETS)
 
 
@@ -214,6 +216,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="less data, one seed, 10 minutes")
     parser.add_argument("--tune", action="store_true", help="choose all learning rates again")
     parser.add_argument("--resume", action="store_true", help="keep what an earlier call finished")
+    parser.add_argument("--record", type=Path, help="file whose section of this benchmark is set")
     parser.add_argument("--sets", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--cache", type=Path, default=default, help=f"default: {default}")
     parser.add_argument(

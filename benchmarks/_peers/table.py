@@ -1,4 +1,4 @@
-"""The section of docs/experiments.md that a full run of `benchmarks.peers` writes."""
+"""The section of docs/experiments.md that `benchmarks.peers --record` writes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from benchmarks._experiments import replace_section, table
+from benchmarks._experiments import table
 from benchmarks._peers.contestants import (
     ATTENTION,
     BATCH_SIZE,
@@ -19,9 +19,7 @@ from benchmarks._peers.contestants import (
 )
 from benchmarks._peers.verdict import Score, best_peer, gap
 from pipeline.evaluation.intervals import Interval
-from pipeline.run.paths import REPOSITORY
 
-PAGE = REPOSITORY / "docs" / "experiments.md"
 TOGETHER, APART = "together", "apart"  # two cores as one job, or as two jobs
 Sides = Mapping[tuple[str, str], list[Result]]
 Scores = Mapping[str, Mapping[str, Score]]
@@ -68,11 +66,6 @@ def section(
     head = ("set", "model", "our speed / fastest peer's", "our AUC - best peer's", "best peer")
     parts = ("## Open-source libraries on the same rows", _head(told), table(HEAD, lines))
     return "\n\n".join([*parts, table(head, ratios), _closing(told, references, figures)])
-
-
-def write(text: str) -> None:
-    """Put the section into docs/experiments.md, in the place of an older one."""
-    replace_section(PAGE, "peers", text)
 
 
 def _compared(name: str, model: str, found: Mapping[str, Score], sides: Sides) -> list[str]:

@@ -171,22 +171,32 @@ def test_an_environment_that_cannot_be_made_says_what_to_do(
     assert not (tmp_path / "environments" / "fuxictr" / environments.STAMP).exists()
 
 
-def test_a_section_replaces_its_older_self(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = tmp_path / "experiments.md"
-    page.write_text("# Experiments\n\n## Others\nstay\n")
-    monkeypatch.setattr(table, "PAGE", page)
-    table.write("## First\n")
-    table.write("## Second\n")
-    text = page.read_text()
-    assert "stay" in text
-    assert "Second" in text
-    assert "First" not in text
+def results(rate: float) -> list[Result]:
+    shared = {"wall_s": 1.0, "parameters": 5, "memory_mb": 1.0, "predictions": ""}
+    return [Result(rows=int(rate), processor_s=1.0, **shared)] * 3  # type: ignore[arg-type]
+
+
+def test_the_section_names_everybody_and_says_what_was_lost() -> None:
+    holdout = holdout_of([0, 1, 0, 1], [1, 1, 2, 2])
+    worse = verdict.score(holdout, [np.array([0.1, 0.9, 0.8, 0.2])])
+    better = verdict.score(holdout, [np.array([0.1, 0.9, 0.2, 0.8])])
+    found = {model: {OURS: worse, "fuxictr": better} for model in contestants.MODELS}
+    sides = {(by, m): results(10) for m in contestants.MODELS for by in (OURS, "fuxictr")}
+    told = {
+        "quick": True,
+        "seeds": 1,
+        "rows": {"planted": 4},
+        "versions": ["fuxictr==2.3.10"],
+        "rates": {f"{by}/{model}": 1e-3 for by, model in sides},
+        "large_parameters": 5,
+    }
+    large = table.large_rates({table.TOGETHER: results(7), table.APART: results(5)})
+    assert large["kunlun_5m_rows_per_s"] == 10
+    text = table.section(told, {"planted": found}, {"planted": sides}, {}, large)
+    assert "| planted | din | 1.00 | -0.2500 " in text
+    assert "fuxictr==2.3.10" in text
 
 
 def test_speed_is_compared_with_the_fastest_peer() -> None:
-    def timed(rate: float) -> list[Result]:
-        shared = {"wall_s": 1.0, "parameters": 1, "memory_mb": 1.0, "predictions": ""}
-        return [Result(rows=int(rate), processor_s=1.0, **shared)] * 3  # type: ignore[arg-type]
-
-    sides = {(OURS, "din"): timed(30), ("a", "din"): timed(10), ("b", "din"): timed(20)}
+    sides = {(OURS, "din"): results(30), ("a", "din"): results(10), ("b", "din"): results(20)}
     assert table.speed_ratio(sides, "din") == 1.5
