@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     contests = _contests(arguments.quick, arguments.seeds or (2 if arguments.quick else 3))
     with ThreadPoolExecutor(arguments.abreast) as pool:
-        answers = list(pool.map(lambda contest: _contest(*contest, arguments), contests))
+        answers = list(pool.map(lambda c: _contest(c[0], c[1], arguments), contests))
     cells: dict[Key, list[dict[str, Draws]]] = {}
     largest: dict[str, str] = {}
     flops: list[float] = []
