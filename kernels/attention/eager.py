@@ -118,7 +118,9 @@ def _tiles(bucket: Bucket, qkv: list[Tensor], begin: int, end: int, size: int) -
         valid = bucket.valid_bT[:, begin:end].reshape(-1, size)
     q, k, v = (x[:, begin:end].reshape(-1, size, *x.shape[2:]).transpose(1, 2) for x in qkv)
     tiles = Bucket(q.shape[0], size, valid)
-    out_bHTK = _short(q, k, v, tiles, None) if size <= SHORT else _long(q, k, v, tiles, None)
+    # blocks of long rows are many: as views through flash attention they need no copies
+    run = _short if bucket.length <= SHORT else _long
+    out_bHTK = run(q, k, v, tiles, None)
     return out_bHTK.transpose(1, 2).reshape(bucket.num_rows, end - begin, *out_bHTK.shape[1::2])
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
@@ -47,17 +48,32 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--write", action="store_true", help="put the table into the README")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
-    lines, results = _cpu(options.quick)
-    lines += _gpu() if torch.cuda.is_available() else ["", GPU_UNMEASURED]
+    page = Page()
+    results = _cpu(page, options.quick)
+    if torch.cuda.is_available():
+        _gpu(page)
+    else:
+        page.add("", GPU_UNMEASURED)
     events = memory.EVENTS[::2] if options.quick else memory.EVENTS
     exponents, mib = memory.exponents(events)
-    lines += ["", *_memory_table(events, exponents, mib)]
-    print("\n".join(lines), flush=True)
+    page.add("", *_memory_table(events, exponents, mib))
     figures = figures_of(results) | {"memory_exponent": max(exponents.values())}
     if options.write:
-        write(lines)
+        write(page.lines)
     print(json.dumps(answer(figures)), flush=True)
     return 0
+
+
+class Page:
+    """Lines that are printed as they come and kept."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def add(self, *lines: str) -> None:
+        """Print and keep."""
+        self.lines += lines
+        print("\n".join(lines), flush=True)
 
 
 def figures_of(results: list[Result]) -> dict[str, float]:
@@ -97,39 +113,43 @@ def write(lines: list[str]) -> None:
     README.write_text("\n".join([before + MARKS[0], *lines, MARKS[1]]) + after)
 
 
-def _cpu(quick: bool) -> tuple[list[str], list[Result]]:
-    """Table lines and results in float32."""
+def _cpu(page: Page, quick: bool) -> list[Result]:
+    """The table in float32."""
     skewed = JUDGED if quick else JUDGED + SHORTER
     shapes = [(rows, longest, 0.3) for rows, longest in skewed]
     shapes += [(2, 2048, 1.0)] if quick else [(2, 2048, 1.0), (8, 512, 1.0)]
-    ceiling, results = peaks("cpu", torch.float32), []
+    ceiling = peaks("cpu", torch.float32)
+    page.add(
+        f"CPU, one thread, float32, forward and backward; ceilings measured in the same run: "
+        f"{ceiling.gflops:.0f} GFLOP/s, {ceiling.gbytes:.1f} GB/s",
+        "",
+        *HEAD,
+    )
+    results = []
     for num_rows, longest, fill in shapes:
         rows = Rows(lengths_of(num_rows, longest, fill), longest, "cpu", torch.float32)
         # the padded form of full attention takes seconds, and its figure is that of equal rows
-        ops = [op for op in memory.OPS if op != "full" or fill == 1 or not quick]
-        results += [race(memory.case_of(op, rows, fill), "cpu", 3 if quick else 7) for op in ops]
-    title = (
-        f"CPU, one thread, float32, forward and backward; ceilings measured in the same run: "
-        f"{ceiling.gflops:.0f} GFLOP/s, {ceiling.gbytes:.1f} GB/s"
-    )
-    lines = [title, "", *HEAD]
-    return lines + [line for r in results for line in r.lines(ceiling)], results
+        for op in (op for op in memory.OPS if op != "full" or fill == 1 or not quick):
+            result = race(memory.case_of(op, rows, fill), "cpu", 3 if quick else 7)
+            page.add(*result.lines(ceiling))
+            results.append(result)
+    return results
 
 
-def _gpu() -> list[str]:
-    """Table lines in bfloat16 under the card's name."""
+def _gpu(page: Page) -> None:
+    """The table in bfloat16, under the card's name."""
     ceiling = peaks("cuda", torch.bfloat16)
-    title = (
+    page.add(
+        "",
         f"{torch.cuda.get_device_name()}, bfloat16, forward and backward; ceilings: "
-        f"{ceiling.gflops:.0f} GFLOP/s, {ceiling.gbytes:.0f} GB/s"
+        f"{ceiling.gflops:.0f} GFLOP/s, {ceiling.gbytes:.0f} GB/s",
+        "",
+        *HEAD,
     )
-    lines = ["", title, "", *HEAD]
-    for num_rows, longest in GPU_SHAPES:
-        for fill in (0.5, 1.0):
-            rows = Rows(lengths_of(num_rows, longest, fill), longest, "cuda", torch.bfloat16)
-            for op in memory.OPS:
-                lines += race(memory.case_of(op, rows, fill), "cuda", 20).lines(ceiling)
-    return lines
+    for (num_rows, longest), fill in product(GPU_SHAPES, (0.5, 1.0)):
+        rows = Rows(lengths_of(num_rows, longest, fill), longest, "cuda", torch.bfloat16)
+        for op in memory.OPS:
+            page.add(*race(memory.case_of(op, rows, fill), "cuda", 20).lines(ceiling))
 
 
 def _memory_table(
