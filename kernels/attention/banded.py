@@ -94,13 +94,13 @@ def _views(
     """Queries, keys, values and mask of the group that starts at tile `first`."""
     q_ZHTK, span = _queries(q, first), band_TL.shape[1]
     num_tiles, heads, _, width = q_ZHTK.shape
-    row_ZL = row.as_strided((num_tiles, span), (TILE, 1), first * TILE)
+    row_ZL = row[first * TILE :].as_strided((num_tiles, span), (TILE, 1))
     own = (span - TILE) // 2
     apart_ZTL = row_ZL[:, own : own + TILE, None] != row_ZL[:, None]
     bias_ZTL = band_TL.expand(apart_ZTL.shape).masked_fill(apart_ZTL, float("-inf"))
     size, step = heads * width, TILE * heads * width
     k_ZHLK, v_ZHLK = (
-        x.as_strided((num_tiles, heads, span, width), (step, width, size, 1), first * step)
+        x[first * TILE :].as_strided((num_tiles, heads, span, width), (step, width, size, 1))
         for x in (k, v)
     )
     return q_ZHTK, k_ZHLK, v_ZHLK, bias_ZTL[:, None]

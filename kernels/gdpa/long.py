@@ -39,11 +39,12 @@ class Chunk:
         _, heads, width = x_PHK.shape
         step = heads * width
         if self.head is None:
-            shape, strides, head = (heads, self.count, width), (width, step, 1), 0
+            shape, strides, at = (heads, self.count, width), (width, step, 1), 0
         else:
             shape = (self.last - self.first, self.count, width)
-            strides, head = (self.stride * step, step, 1), self.head
-        return x_PHK.as_strided(shape, strides, self.begin * step + head * width)
+            strides, at = (self.stride * step, step, 1), self.head * width
+        at += x_PHK.storage_offset() + self.begin * step
+        return x_PHK.as_strided(shape, strides, at)
 
     def keys(self, x_RHNK: Tensor) -> Tensor:
         """[n, N, K] view of keys, values or their gradients."""

@@ -1,7 +1,7 @@
-"""Seeds that read long rows: row by row, scores recomputed for the gradients.
+"""Seeds that read long rows: row by row, results and gradients written where they belong.
 
-A row's scores stay in the cache and its gradients go where they belong: nothing of the size of the
-events is allocated beyond outputs and gradients, and no free slot is read.
+Nothing of the size of the events is allocated beyond the weights, [H, S] per event, and the
+gradients, and no free slot is read.
 
 Suffixes: P slots, S seeds, H heads, K head width, t events of a row.
 """
@@ -30,27 +30,34 @@ class LongSeeds(torch.autograd.Function):
     def forward(
         ctx: Any, q_HSK: Tensor, k: Tensor, v: Tensor, spans: list[tuple[int, int]]
     ) -> Tensor:
-        """[R, H, S, K]; `q_HSK` is scaled already. Keeps its inputs only."""
-        ctx.save_for_backward(q_HSK, k, v)
-        ctx.spans = spans
+        """[R, H, S, K]; `q_HSK` is scaled already. Keeps its inputs and the weights."""
+        heads, num_seeds, _ = q_HSK.shape
+        sizes = [heads * num_seeds * length for _, length in spans]
+        weights = q_HSK.new_empty(sum(sizes)).split(sizes)
         out = q_HSK.new_empty(len(spans), *q_HSK.shape)
-        room = _room(q_HSK, spans)
         for i, k_HtK, v_HtK in _rows(spans, k, v):
-            torch.bmm(_weights(q_HSK, k_HtK, room), v_HtK, out=out[i])
+            p_HSt = weights[i].view(heads, num_seeds, -1)
+            torch.bmm(q_HSK, k_HtK.transpose(1, 2), out=p_HSt)
+            torch.softmax(p_HSt, -1, out=p_HSt)
+            torch.bmm(p_HSt, v_HtK, out=out[i])
+        ctx.save_for_backward(q_HSK, k, v, *weights)
+        ctx.spans = spans
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
         """The seeds' gradient is summed in float32 at least."""
-        q, k, v = ctx.saved_tensors
+        q, k, v, *weights = ctx.saved_tensors
         wide = torch.promote_types(q.dtype, torch.float32)
         dq, dk, dv = q.new_zeros(q.shape, dtype=wide), torch.zeros_like(k), torch.zeros_like(v)
-        rooms = _room(q, ctx.spans), _room(q, ctx.spans)
+        room = torch.empty_like(max(weights, key=len))
         for i, k_HtK, v_HtK, dk_HtK, dv_HtK in _rows(ctx.spans, k, v, dk, dv):
-            p_HSt = _weights(q, k_HtK, rooms[0])
+            p_HSt = weights[i].view(*q.shape[:2], -1)
             torch.bmm(p_HSt.transpose(1, 2), grad[i], out=dv_HtK)
-            ds_HSt = torch.bmm(grad[i], v_HtK.transpose(1, 2), out=_part(rooms[1], p_HSt.shape))
+            ds_HSt = torch.bmm(
+                grad[i], v_HtK.transpose(1, 2), out=room[: p_HSt.numel()].view(p_HSt.shape)
+            )
             torch.ops.aten._softmax_backward_data.out(
                 ds_HSt, p_HSt, -1, p_HSt.dtype, grad_input=ds_HSt
             )
@@ -64,20 +71,3 @@ def _rows(spans: list[tuple[int, int]], *values_PHK: Tensor) -> Iterator[tuple[A
     turned = [x.transpose(0, 1) for x in values_PHK]
     for i, (begin, length) in enumerate(spans):
         yield i, *(x[:, begin : begin + length] for x in turned)
-
-
-def _weights(q_HSK: Tensor, k_HtK: Tensor, room: Tensor) -> Tensor:
-    """softmax(q k^T) of a row, in place of what `room` held."""
-    out = _part(room, (*q_HSK.shape[:2], k_HtK.shape[1]))
-    torch.bmm(q_HSK, k_HtK.transpose(1, 2), out=out)
-    return torch.softmax(out, -1, out=out)
-
-
-def _room(q_HSK: Tensor, spans: list[tuple[int, int]]) -> Tensor:
-    """Place for the scores of the longest row."""
-    longest = max(length for _, length in spans)
-    return q_HSK.new_empty(q_HSK.shape[0] * q_HSK.shape[1] * longest)
-
-
-def _part(room: Tensor, shape: tuple[int, ...]) -> Tensor:
-    return room[: shape[0] * shape[1] * shape[2]].view(shape)
