@@ -96,6 +96,11 @@ class Layout:
         """Per-row values as one [b, ...] view per bucket."""
         return list(self.take_rows(values_BX).split([b.num_rows for b in self.buckets]))
 
+    def row_lengths(self) -> list[list[int]]:
+        """Events of every row, one list per bucket."""
+        length_R = self.lengths_B[self.order_R]
+        return [part.tolist() for part in length_R.split([b.num_rows for b in self.buckets])]
+
     def take_rows(self, values_BX: Tensor) -> Tensor:
         """Per-row values in bucket order, empty rows left out."""
         if self.all_rows_in_order:

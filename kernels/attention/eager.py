@@ -1,8 +1,8 @@
 """Jagged attention on dense buckets of a `Layout`.
 
 Short rows take one explicit softmax per bucket (fewer passes over memory than flash attention
-needs at these sizes); long ones go through scaled_dot_product_attention in query blocks, so that a
-window's cost stays linear in the row's length.
+needs at these sizes). Long rows go through flash attention: under a window as flat tiles
+(banded.py), else row by row, or a whole bucket at once where its rows are equally long.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.attention.banded import TILE, banded_attention
 from kernels.layout import Bucket, Layout
 
 SHORT = 128
@@ -29,17 +30,67 @@ def rotate(x_PHK: Tensor, angle_PR: Tensor) -> Tensor:
 def jagged_attention(
     q_PHK: Tensor, k_PHK: Tensor, v_PHK: Tensor, layout: Layout, *, window: int | None = None
 ) -> Tensor:
-    """softmax(q k^T / sqrt(K)) v within each row, bucket by bucket."""
-    parts = []
-    blocks = (layout.blocks(x) for x in (q_PHK, k_PHK, v_PHK))
-    for bucket, *qkv in zip(layout.buckets, *blocks, strict=True):
-        q, k, v = (x_bTHK.transpose(1, 2) for x_bTHK in qkv)
-        short = bucket.length <= SHORT
-        out_bHTK = _short(q, k, v, bucket, window) if short else _long(q, k, v, bucket, window)
-        parts.append(out_bHTK.transpose(1, 2).flatten(0, 1))
-    if not parts:
+    """softmax(q k^T / sqrt(K)) v within each row; free slots hold anything finite."""
+    if not layout.buckets:
         return torch.zeros_like(v_PHK)
+    far = [b for b in layout.buckets if window is not None and b.length > _whole(window)]
+    near = len(layout.buckets) - len(far)
+    slots = sum(b.num_rows * b.length for b in layout.buckets[:near])
+    if not far:
+        return _buckets((q_PHK, k_PHK, v_PHK), layout, near, window)
+    row_P, qkv = _row_of_slots(far), (q_PHK, k_PHK, v_PHK)
+    if near == 0:
+        return banded_attention(*qkv, row_P, window or 0)
+    heads, tails = zip(*(x.split([slots, len(row_P)]) for x in qkv), strict=True)
+    close_PHK = _buckets(heads, layout, near, window)
+    return torch.cat([close_PHK, banded_attention(*tails, row_P, window or 0)])
+
+
+def _whole(window: int) -> int:
+    """The longest row whose whole square costs no more than a band in tiles."""
+    return max(SHORT, 2 * window + TILE)
+
+
+def _row_of_slots(buckets: list[Bucket]) -> Tensor:
+    """A number per row for its slots; each free slot has one of its own, below zero."""
+    parts, first = [], 0
+    for bucket in buckets:
+        row_bT = torch.arange(first, first + bucket.num_rows)[:, None].expand(-1, bucket.length)
+        if bucket.valid_bT is not None:
+            own_bT = -1 - torch.arange(row_bT.numel()).view(row_bT.shape)
+            row_bT = torch.where(bucket.valid_bT, row_bT, own_bT)
+        parts.append(row_bT.flatten())
+        first += bucket.num_rows
+    return torch.cat(parts)
+
+
+def _buckets(qkv: tuple[Tensor, ...], layout: Layout, count: int, window: int | None) -> Tensor:
+    """The first `count` buckets, each as a whole or row by row."""
+    parts = []
+    buckets = layout.buckets[:count]
+    sizes = [b.num_rows * b.length for b in buckets]
+    split = zip(*(x.split(sizes) for x in qkv), strict=True)
+    for bucket, lengths, tensors in zip(buckets, layout.row_lengths(), split, strict=False):
+        banded = window is not None and window < bucket.length - 1
+        if bucket.length > SHORT and bucket.valid_bT is not None and not banded:
+            parts.append(_by_row(tensors, bucket, lengths))
+            continue
+        shape = (bucket.num_rows, bucket.length, *tensors[0].shape[1:])
+        q, k, v = (x.view(shape).transpose(1, 2) for x in tensors)
+        run = _short if bucket.length <= SHORT else _long
+        parts.append(run(q, k, v, bucket, window).transpose(1, 2).flatten(0, 1))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _by_row(qkv: tuple[Tensor, ...], bucket: Bucket, lengths: list[int]) -> Tensor:
+    """Unequal long rows one by one: no padding and no mask; free slots are 0."""
+    spans = [size for n in lengths for size in (n, bucket.length - n)]
+    pieces = [x.transpose(0, 1)[None].split(spans, dim=2) for x in qkv]
+    parts = []
+    for q, k, v in zip(*(p[::2] for p in pieces), strict=True):
+        out_THK = F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1)
+        parts += [out_THK, out_THK.new_zeros(bucket.length - len(out_THK), *out_THK.shape[1:])]
+    return torch.cat(parts)
 
 
 def block_attention(
@@ -52,8 +103,12 @@ def block_attention(
         whole = bucket.length - bucket.length % block
         spans = [(0, whole, block), (whole, bucket.length, bucket.length - whole)]
         pieces = [_tiles(bucket, qkv, *span) for span in spans if span[0] < span[1]]
-        parts.append(torch.cat(pieces, dim=1).flatten(0, 1))
-    return torch.cat(parts) if parts else torch.zeros_like(v_PHK)
+        parts.append(_joined(pieces, 1).flatten(0, 1))
+    return _joined(parts, 0) if parts else torch.zeros_like(v_PHK)
+
+
+def _joined(parts: list[Tensor], dim: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
 def _tiles(bucket: Bucket, qkv: list[Tensor], begin: int, end: int, size: int) -> Tensor:
@@ -63,12 +118,14 @@ def _tiles(bucket: Bucket, qkv: list[Tensor], begin: int, end: int, size: int) -
         valid = bucket.valid_bT[:, begin:end].reshape(-1, size)
     q, k, v = (x[:, begin:end].reshape(-1, size, *x.shape[2:]).transpose(1, 2) for x in qkv)
     tiles = Bucket(q.shape[0], size, valid)
-    out_bHTK = _short(q, k, v, tiles, None) if size <= SHORT else _long(q, k, v, tiles, None)
+    # blocks of long rows are many: as views through flash attention they need no copies
+    run = _short if bucket.length <= SHORT else _long
+    out_bHTK = run(q, k, v, tiles, None)
     return out_bHTK.transpose(1, 2).reshape(bucket.num_rows, end - begin, *out_bHTK.shape[1::2])
 
 
 def _short(q: Tensor, k: Tensor, v: Tensor, bucket: Bucket, window: int | None) -> Tensor:
-    mask_b1TT = _mask(bucket, window, 0, bucket.length, 0, bucket.length)
+    mask_b1TT = _mask(bucket, window)
     bias = None
     if mask_b1TT is not None:
         bias = q.new_zeros(mask_b1TT.shape).masked_fill_(~mask_b1TT, float("-inf"))
@@ -76,34 +133,20 @@ def _short(q: Tensor, k: Tensor, v: Tensor, bucket: Bucket, window: int | None) 
 
 
 def _long(q: Tensor, k: Tensor, v: Tensor, bucket: Bucket, window: int | None) -> Tensor:
-    length = bucket.length
-    step = length if window is None else max(64, window)
-    parts = []
-    for begin in range(0, length, step):
-        end = min(begin + step, length)
-        low = 0 if window is None else max(0, begin - window)
-        high = length if window is None else min(length, end + window)
-        mask = _mask(bucket, window, begin, end, low, high)
-        parts.append(
-            F.scaled_dot_product_attention(
-                q[:, :, begin:end], k[:, :, low:high], v[:, :, low:high], attn_mask=mask
-            )
-        )
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=_mask(bucket, window))
 
 
-def _mask(
-    bucket: Bucket, window: int | None, begin: int, end: int, low: int, high: int
-) -> Tensor | None:
-    """Which keys [low, high) the queries [begin, end) may see; free slots see themselves only."""
-    banded = window is not None and window < max(end - 1 - low, high - 1 - begin)
+def _mask(bucket: Bucket, window: int | None) -> Tensor | None:
+    """Which keys a query may see, [b or 1, 1, T, T]; free slots see themselves only."""
+    banded = window is not None and window < bucket.length - 1
     if bucket.valid_bT is None and not banded:
         return None
-    gap_TT = torch.arange(begin, end)[:, None] - torch.arange(low, high)[None, :]
+    at_T = torch.arange(bucket.length)
+    gap_TT = at_T[:, None] - at_T
     mask: Tensor = gap_TT.abs() <= (window if window is not None else bucket.length)
     mask = mask[None, None]
     if bucket.valid_bT is not None:
-        mask = (mask & bucket.valid_bT[:, None, None, low:high]) | (gap_TT == 0)
+        mask = (mask & bucket.valid_bT[:, None, None]) | (gap_TT == 0)
     return mask
 
 

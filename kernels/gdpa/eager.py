@@ -1,10 +1,14 @@
-"""GDPA on dense buckets of a `Layout`: two batched matrix products and one activation."""
+"""GDPA on dense buckets of a `Layout`: two batched matrix products and one activation.
+
+Batches with long rows go through chunks whose scores stay in the cache (long.py).
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from kernels.gdpa.long import SHORT, LongGdpa, chunks_of
 from kernels.gdpa.reference import activate
 from kernels.layout import Layout
 
@@ -22,9 +26,12 @@ def gdpa(
     if not layout.buckets:
         return torch.zeros_like(q_PHK)
     names = (activation,) if isinstance(activation, str) else activation
-    blocks = zip(
-        layout.blocks(q_PHK), layout.rows(k_BHNK * scale), layout.rows(v_BHNK), strict=True
-    )
+    k_BHNK = k_BHNK * scale
+    if layout.buckets[-1].length > SHORT:
+        kv = (layout.take_rows(x) for x in (k_BHNK, v_BHNK))
+        out: Tensor = LongGdpa.apply(q_PHK, *kv, chunks_of(layout, q_PHK.shape[1]), names)
+        return out
+    blocks = zip(layout.blocks(q_PHK), layout.rows(k_BHNK), layout.rows(v_BHNK), strict=True)
     parts = [_block(q, k, v, names).flatten(0, 1) for q, k, v in blocks]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 

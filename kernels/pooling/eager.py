@@ -1,4 +1,4 @@
-"""Pooling on dense buckets of a `Layout`."""
+"""Pooling on dense buckets of a `Layout`; seeds read long rows one by one."""
 
 from __future__ import annotations
 
@@ -6,13 +6,25 @@ import torch
 from torch import Tensor
 
 from kernels.layout import Bucket, Layout
+from kernels.pooling.long import LongSeeds, spans_of
+
+LONG = 100  # slots a row, from which on rows are read one by one
 
 
 def seed_attention(q_SHK: Tensor, k_PHK: Tensor, v_PHK: Tensor, layout: Layout) -> Tensor:
-    """[B, S, H, K]: softmax over each row's events; the seeds' scores are one flat product."""
-    num_seeds, heads, width = q_SHK.shape
+    """[B, S, H, K]: softmax over each row's events."""
     if not layout.buckets:
-        return v_PHK.new_zeros(layout.num_rows, num_seeds, heads, width)
+        return v_PHK.new_zeros(layout.num_rows, *q_SHK.shape)
+    if layout.num_slots < LONG * len(layout.order_R):
+        return layout.put_rows(_by_bucket(q_SHK, k_PHK, v_PHK, layout))
+    q_HSK = (q_SHK * q_SHK.shape[2] ** -0.5).transpose(0, 1).contiguous()
+    out_RHSK: Tensor = LongSeeds.apply(q_HSK, k_PHK, v_PHK, spans_of(layout))
+    return layout.put_rows(out_RHSK.transpose(1, 2))
+
+
+def _by_bucket(q_SHK: Tensor, k_PHK: Tensor, v_PHK: Tensor, layout: Layout) -> Tensor:
+    """The seeds' scores of all events are one flat product."""
+    _, heads, width = q_SHK.shape
     q_HKS = (q_SHK * width**-0.5).permute(1, 2, 0)
     if heads == 1:
         score_PHS = torch.mm(k_PHK[:, 0], q_HKS[0])[:, None]
@@ -29,7 +41,7 @@ def seed_attention(q_SHK: Tensor, k_PHK: Tensor, v_PHK: Tensor, layout: Layout) 
         else:
             pooled_bSHK = torch.einsum("bths,bthk->bshk", weight_bTHS, v_bTHK)
         parts.append(pooled_bSHK)
-    return layout.put_rows(torch.cat(parts))
+    return torch.cat(parts)
 
 
 def jagged_pool(
