@@ -181,7 +181,9 @@ class ModelConfig:
     """Shape of the foundation model; docs/kunlun.md explains each switch (arXiv 2602.10016).
 
     `arch`: the trunk between embeddings and heads, Kunlun or a baseline (docs/baselines.md), sized
-    by the same fields. `dropout`: of what the heads read, for every trunk alike.
+    by the same fields. `dropout`: of what the heads read, for every trunk alike. `precision` mxfp8
+    keeps in float32 the layers that the patterns of `mxfp8_keep` name (model/precision.py), and the
+    last `mxfp8_keep_last` layers of the trunk.
     """
 
     arch: Arch = "kunlun"
@@ -220,6 +222,9 @@ class ModelConfig:
     rote_phi_base: float | None = None  # None: phi = theta
     embedding_init_sd: float = 0.2
     representation_dim: int = 16
+    precision: Literal["float32", "mxfp8"] = "float32"
+    mxfp8_keep: tuple[str, ...] = ()
+    mxfp8_keep_last: int = 1
 
     def __post_init__(self) -> None:
         require(
@@ -286,6 +291,7 @@ _LEAST = {
     "adapter_rank": 1,
     "attention_block": 1,
     "gdpa_short_path": 0,
+    "mxfp8_keep_last": 0,
 }
 
 

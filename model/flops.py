@@ -74,7 +74,8 @@ def _kunlun(config: ModelConfig, features: FeatureSet, lengths: Lengths) -> dict
 
 def folds(event: EventType, num_keys: int, config: ModelConfig) -> bool:
     """Whether GDPA multiplies its projections into the keys and values instead of the events."""
-    return not config.qk_norm and (event.heads - 1) * num_keys <= event.width
+    plain = config.precision == "float32" and not config.qk_norm
+    return plain and (event.heads - 1) * num_keys <= event.width
 
 
 def _counts(config: ModelConfig, event: EventType) -> tuple[int, int]:

@@ -23,6 +23,7 @@ from model.embedding import DenseInputs, SparseArch
 from model.heads import Heads
 from model.kunlun import Context, Kunlun
 from model.losses import label_loss
+from model.precision import choose_precision
 from model.sequence import EventEntry
 
 
@@ -65,6 +66,7 @@ class DenseArch(nn.Module):
         self.compressor = Compressor(
             shallow_width(features, config), config.mlp_width, config.representation_dim
         )
+        choose_precision(self, config)
 
     def forward(self, inputs: DenseInputs) -> ModelOutput:
         """Logits and representation of embedded inputs."""

@@ -3,8 +3,9 @@
 GDPA (arXiv 2602.10016): per head O_h = Act(Q_h K_h^T / tau) V_h with Q_h = W_Q^h S and K, V from
 the summary of X; the output is W_O [O_1 .. O_H]. Keys and values belong to the row, so W_Q and W_O
 are multiplied into them once per row, (S W_Q^h) K_h^T = S (W_Q^h K_h^T): per event only the two
-products with generated weights remain. With QK-norm that is impossible, and with many keys it
-costs more than it saves (`folds`): then events are projected.
+products with generated weights remain. With QK-norm that is impossible, with many keys it costs
+more than it saves, and in MXFP8 the projections are products of their own (`folds`): then events
+are projected.
 
 Suffixes: B rows, n summary tokens, D model width, P slots, W tower width, H heads, K head width,
 N keys per row.
@@ -20,6 +21,7 @@ import kernels
 from kernels import Layout
 from model.config import EventType, ModelConfig
 from model.flops import folds
+from model.precision import Linear
 from model.sequence import Sequence
 
 
@@ -51,10 +53,10 @@ class WeightGen(nn.Module):
     def __init__(self, event: EventType, num_ad_tokens: int, config: ModelConfig) -> None:
         super().__init__()
         self.short_rows = config.gdpa_short_path if num_ad_tokens else 0
-        self.hidden = nn.Linear(config.width, 2 * event.width)
-        self.out = nn.Linear(2 * event.width, 2 * event.width)
+        self.hidden = Linear(config.width, 2 * event.width)
+        self.out = Linear(2 * event.width, 2 * event.width)
         if self.short_rows:
-            self.short = nn.Linear(num_ad_tokens * config.width, self.short_rows * 2 * event.width)
+            self.short = Linear(num_ad_tokens * config.width, self.short_rows * 2 * event.width)
 
     def forward(self, x_sum_BnD: Tensor, ad_BX: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values, [B, N, W] each."""
@@ -89,8 +91,8 @@ class PersonalizedFeedForward(nn.Module):
         self.activations, self.scale = config.gdpa_activations, score_scale(event, config)
         self.norm = nn.LayerNorm(event.width)
         self.generate = WeightGen(event, num_ad_tokens, config)
-        self.query = nn.Linear(event.width, event.width, bias=False)
-        self.out = nn.Linear(event.width, event.width, bias=False)
+        self.query = Linear(event.width, event.width, bias=False)
+        self.out = Linear(event.width, event.width, bias=False)
         self.folds = folds(event, config.summary_tokens + self.generate.short_rows, config)
         # the gain starts at tau: scores start as cosines, outside of Act's linear range
         gain_H1 = torch.full((event.heads, 1), 1.0 / self.scale)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from model.config import ModelConfig
+from model.precision import Linear
 
 
 class TokenLinear(nn.Module):
@@ -32,12 +33,12 @@ class FactorizationBlock(nn.Module):
         rank, width = config.fm_rank, config.width
         self.rank, self.width = rank, width
         self.compress = TokenLinear(num_in, config.summary_tokens)
-        self.attend = nn.Linear(config.summary_tokens * width, num_in * rank)
+        self.attend = Linear(config.summary_tokens * width, num_in * rank)
         self.norm = nn.LayerNorm(num_in * rank)
         self.mlp = nn.Sequential(
-            nn.Linear(num_in * rank, config.mlp_width),
+            Linear(num_in * rank, config.mlp_width),
             nn.SiLU(),
-            nn.Linear(config.mlp_width, num_out * width),
+            Linear(config.mlp_width, num_out * width),
         )
         nn.init.normal_(self.attend.bias, std=num_in**-0.5)
 

@@ -14,6 +14,7 @@ import kernels
 from kernels import Layout
 from model.config import EventType, ModelConfig
 from model.embedding import EventInputs
+from model.precision import Linear
 
 MINUTE_S = 60.0
 
@@ -77,9 +78,9 @@ class SequenceAttention(nn.Module):
         self.window = event.window if config.attention == "window" else None
         self.block = config.attention_block if config.attention == "block" else None
         self.norm = nn.LayerNorm(event.width)
-        self.query_key = nn.Linear(event.width, 2 * event.width, bias=False)
-        self.value = nn.Linear(event.width, event.width, bias=False)
-        self.out = nn.Linear(event.width, event.width, bias=False)
+        self.query_key = Linear(event.width, 2 * event.width, bias=False)
+        self.value = Linear(event.width, event.width, bias=False)
+        self.out = Linear(event.width, event.width, bias=False)
 
     def forward(self, sequence: Sequence) -> Sequence:
         """S + Attention(Norm(S))."""

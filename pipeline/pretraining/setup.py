@@ -16,6 +16,7 @@ from model.config import Objective
 from model.flops import flops_per_row
 from model.foundation import FoundationModel
 from model.parallel import Engine, EngineConfig
+from model.precision import precision_note
 from model.snapshot import num_parameters
 from pipeline.run.manifest import need_manifest
 from pipeline.run.paths import Run
@@ -90,10 +91,11 @@ def banner(run: Run, engine: Engine, num_rows: int, config_hash: str) -> None:
         f"{flops / 1e6:.2f} MFLOP forward for a row with full histories",
         "device": f"cpu, {torch.get_num_threads()} threads, {platform.machine()}",
         "kernels": f"{backend} ({reason})",
+        "precision": precision_note(engine.dense),
         "versions": ", ".join(f"{name} {_version(name)}" for name in STACK),
     }
     for name, text in lines.items():
-        log.info("%-8s %s", name, text)
+        log.info("%-9s %s", name, text)
 
 
 def _version(name: str) -> str:

@@ -1,0 +1,121 @@
+"""What MXFP8 costs in NE: the same rows and seeds, trained in float32 and in emulated MXFP8.
+
+`python -m benchmarks.mxfp8 [--quick]` trains every arm (benchmarks/_lowbit.py) on one planted world
+and scores the same held-out hours against the planted probabilities. A cost is the rise of the
+click's NE over float32 in percent; its interval is over users and seeds, both drawn anew.
+`noise_ne_pct` is that difference between two float32 trainings whose first weights differ in the
+last bits: what is smaller cannot be told from no cost. `control_ne_cost_pct` must be visible.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import polars as pl
+
+from benchmarks._lowbit import AGAIN, BASE, COARSE, MXFP8, SERVED, TRAINED
+from benchmarks._measure import BenchmarkError, Cost, child, median, report
+from pipeline.evaluation.intervals import Interval, interval, resample
+from pipeline.evaluation.metrics import Floats
+
+DRAWS = 500
+OBJECTIVE = "click"
+COMPARED = (AGAIN, MXFP8, SERVED, COARSE)
+Task = tuple[str, int]
+
+
+def main(argv: list[str]) -> int:
+    """Train, compare and print; the last line is JSON."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.mxfp8")
+    parser.add_argument("--quick", action="store_true", help="48,000 impressions, 2 seeds")
+    parser.add_argument("--seeds", type=int, default=0, help="5, or 2 when quick")
+    parser.add_argument("--processes", type=int, default=2, help="trainings side by side")
+    arguments = parser.parse_args(argv)
+    seeds = arguments.seeds or (2 if arguments.quick else 5)
+    with tempfile.TemporaryDirectory(prefix="headwater-bench-") as home:
+        folder = child("benchmarks._lowbit:world", home=home, quick=arguments.quick).value
+        costs = _trained(folder, seeds, arguments.processes)
+        each = [
+            _costs_pct({arm: costs[arm, seed].value for arm in TRAINED}) for seed in range(seeds)
+        ]
+    found = {arm: over_seeds([draws[arm] for draws in each]) for arm in COMPARED}
+    for arm, cost in found.items():
+        by_seed = " ".join(f"{draws[arm][0]:+.3f}" for draws in each)
+        print(f"{arm:8} {cost.value:+.4f}% [{cost.low:+.4f}, {cost.high:+.4f}]  {by_seed}")
+    spent = {arm: median(c for (a, _), c in costs.items() if a == arm) for arm in TRAINED}
+    return report("mxfp8", _figures(found, spent), TARGETS)
+
+
+TARGETS = {"mxfp8_ne_cost_pct": ("<=", 0.02), "control_ne_cost_low_pct": (">=", 0.0)}
+
+
+def _figures(found: dict[str, Interval], spent: dict[str, float]) -> dict[str, float]:
+    return {
+        "mxfp8_ne_cost_pct": found[MXFP8].value,
+        "mxfp8_ne_cost_low_pct": found[MXFP8].low,
+        "mxfp8_ne_cost_high_pct": found[MXFP8].high,
+        "served_ne_cost_pct": found[SERVED].value,
+        "served_ne_cost_high_pct": found[SERVED].high,
+        "noise_ne_pct": found[AGAIN].value,
+        "noise_ne_low_pct": found[AGAIN].low,
+        "noise_ne_high_pct": found[AGAIN].high,
+        "control_ne_cost_pct": found[COARSE].value,
+        "control_ne_cost_low_pct": found[COARSE].low,
+        "emulation_seconds_ratio": spent[MXFP8] / spent[BASE],
+    }
+
+
+def _trained(folder: str, seeds: int, processes: int) -> dict[Task, Cost]:
+    """Every arm and seed in a process of its own, `processes` of them at a time."""
+    tasks = [(arm, seed) for seed in range(seeds) for arm in TRAINED]
+    with ThreadPoolExecutor(processes) as pool:
+        return dict(pool.map(lambda task: _train(folder, task), tasks))
+
+
+def _train(folder: str, task: Task) -> tuple[Task, Cost]:
+    arm, seed = task
+    cost = child("benchmarks._lowbit:train", folder=folder, arm=arm, seed=seed)
+    print(f"{arm}, seed {seed}: {cost.processor_s:.0f} s of processor", flush=True)
+    return task, cost
+
+
+def _costs_pct(paths: dict[str, str]) -> dict[str, Floats]:
+    """Rise of the NE over the base's, in percent, on the rows as they are and on each draw."""
+    frames = {arm: pl.read_parquet(p).filter(pl.col(f"m_{OBJECTIVE}")) for arm, p in paths.items()}
+    base = frames[BASE]
+    for arm, frame in frames.items():
+        if not frame["impression_id"].equals(base["impression_id"]):
+            raise BenchmarkError(f"arm {arm} scored other rows than {BASE}; its holdout differs")
+    drawn = resample(
+        base["user_id"].to_numpy(),
+        base[f"true_{OBJECTIVE}"].to_numpy(),
+        dict(_predictions(frames)),
+        draws=DRAWS,
+        with_auc=False,
+    )
+    ne_D = drawn[BASE].ne_D
+    return {arm: 100 * (drawn[arm].ne_D - ne_D) / ne_D for arm in COMPARED}
+
+
+def _predictions(frames: dict[str, pl.DataFrame]) -> Iterator[tuple[str, Floats]]:
+    for arm, frame in frames.items():
+        yield arm, frame[f"p_{OBJECTIVE}"].to_numpy()
+    yield SERVED, frames[BASE][f"served_{OBJECTIVE}"].to_numpy()
+
+
+def over_seeds(each: list[Floats], seed: int = 0) -> Interval:
+    """The mean over seeds; a draw takes as many seeds with replacement, and its users from all."""
+    values_SD = np.stack(each)
+    num_seeds, num_draws = values_SD.shape[0], values_SD.shape[1] - 1
+    picked_SD = np.random.default_rng(seed).integers(num_seeds, size=(num_seeds, num_draws))
+    drawn_D = np.take_along_axis(values_SD[:, 1:], picked_SD, axis=0).mean(axis=0)
+    return interval(np.concatenate([[values_SD[:, 0].mean()], drawn_D]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
