@@ -43,7 +43,8 @@ def jagged_attention(
         return banded_attention(*qkv, row_P, window or 0)
     heads, tails = zip(*(x.split([slots, len(row_P)]) for x in qkv), strict=True)
     close_PHK = _buckets(heads, layout, near, window)
-    return torch.cat([close_PHK, banded_attention(*tails, row_P, window or 0)])
+    q, k, v = tails
+    return torch.cat([close_PHK, banded_attention(q, k, v, row_P, window or 0)])
 
 
 def _whole(window: int) -> int:

@@ -117,7 +117,8 @@ def leaves(tensors: list[Tensor]) -> list[Tensor]:
 
 def attention_case(rows: Rows, op: str, fill: float) -> Case:
     """`op` is "window", "block" or "full" attention."""
-    reach = {"window": {"window": WINDOW}, "block": {"block": BLOCK}, "full": {}}[op]
+    sight: dict[str, Any] = {"window": {"window": WINDOW}, "block": {"block": BLOCK}, "full": {}}
+    reach = sight[op]
     *qkv, pull = rows.events(4)
     layout = rows.layout
     equal = bool((rows.lengths_B == rows.longest).all())

@@ -43,7 +43,7 @@ class Chunk:
         else:
             shape = (self.last - self.first, self.count, width)
             strides, at = (self.stride * step, step, 1), self.head * width
-        at += x_PHK.storage_offset() + self.begin * step
+        at += int(x_PHK.storage_offset()) + self.begin * step
         return x_PHK.as_strided(shape, strides, at)
 
     def keys(self, x_RHNK: Tensor) -> Tensor:
