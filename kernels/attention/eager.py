@@ -38,12 +38,12 @@ def jagged_attention(
     slots = sum(b.num_rows * b.length for b in layout.buckets[:near])
     if not far:
         return _buckets((q_PHK, k_PHK, v_PHK), layout, near, window)
-    row_P, qkv = _row_of_slots(far), (q_PHK, k_PHK, v_PHK)
+    row_P = _row_of_slots(far)
     if near == 0:
-        return banded_attention(*qkv, row_P, window or 0)
-    heads, tails = zip(*(x.split([slots, len(row_P)]) for x in qkv), strict=True)
+        return banded_attention(q_PHK, k_PHK, v_PHK, row_P, window or 0)
+    parts = (x.split([slots, len(row_P)]) for x in (q_PHK, k_PHK, v_PHK))
+    heads, (q, k, v) = zip(*parts, strict=True)
     close_PHK = _buckets(heads, layout, near, window)
-    q, k, v = tails
     return torch.cat([close_PHK, banded_attention(q, k, v, row_P, window or 0)])
 
 

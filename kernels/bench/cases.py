@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -118,14 +117,15 @@ def leaves(tensors: list[Tensor]) -> list[Tensor]:
 
 def attention_case(rows: Rows, op: str, fill: float) -> Case:
     """`op` is "window", "block" or "full" attention."""
-    sight: dict[str, Any] = {"window": {"window": WINDOW}, "block": {"block": BLOCK}, "full": {}}
-    reach = sight[op]
+    window, block = WINDOW if op == "window" else None, BLOCK if op == "block" else None
     *qkv, pull = rows.events(4)
     layout = rows.layout
     equal = bool((rows.lengths_B == rows.longest).all())
     contestants: dict[str, Callable[[], Contestant]] = {
         "ours": lambda: Contestant(
-            compute=lambda q, k, v: kernels.jagged_attention(q, k, v, layout, **reach),
+            compute=lambda q, k, v: kernels.jagged_attention(
+                q, k, v, layout, window=window, block=block
+            ),
             inputs=leaves([layout.pack(x) for x in qkv]),
             pull=layout.pack(pull),
             events=lambda outcome: [layout.unpack(x) for x in outcome],
@@ -146,7 +146,7 @@ def attention_case(rows: Rows, op: str, fill: float) -> Case:
         )
     if rows.device == "cuda":
         contestants["flex"] = lambda: Contestant(
-            compute=flex.attention(rows.lengths_B, **reach),
+            compute=flex.attention(rows.lengths_B, window=window, block=block),
             inputs=leaves([x.transpose(0, 1)[None].contiguous() for x in qkv]),
             pull=pull.transpose(0, 1)[None].contiguous(),
             events=lambda outcome: [x[0].transpose(0, 1) for x in outcome],

@@ -1,6 +1,6 @@
 """GDPA on dense buckets of a `Layout`: two batched matrix products and one activation.
 
-Batches with long rows go through chunks whose scores stay in the cache (long.py).
+Uneven batches with long rows go through chunks whose scores stay in the cache (long.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def gdpa(
         return torch.zeros_like(q_PHK)
     names = (activation,) if isinstance(activation, str) else activation
     k_BHNK = k_BHNK * scale
-    if layout.buckets[-1].length > SHORT:
+    uneven = any(b.valid_bT is not None for b in layout.buckets)
+    if uneven and layout.buckets[-1].length > SHORT:
         kv = (layout.take_rows(x) for x in (k_BHNK, v_BHNK))
         out: Tensor = LongGdpa.apply(q_PHK, *kv, chunks_of(layout, q_PHK.shape[1]), names)
         return out

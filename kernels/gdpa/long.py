@@ -39,11 +39,11 @@ class Chunk:
         _, heads, width = x_PHK.shape
         step = heads * width
         if self.head is None:
-            shape, strides, at = (heads, self.count, width), (width, step, 1), 0
+            shape, strides, inner = (heads, self.count, width), (width, step, 1), 0
         else:
             shape = (self.last - self.first, self.count, width)
-            strides, at = (self.stride * step, step, 1), self.head * width
-        at += int(x_PHK.storage_offset()) + self.begin * step
+            strides, inner = (self.stride * step, step, 1), self.head * width
+        at = int(x_PHK.storage_offset()) + self.begin * step + inner
         return x_PHK.as_strided(shape, strides, at)
 
     def keys(self, x_RHNK: Tensor) -> Tensor:
