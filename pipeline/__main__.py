@@ -1,7 +1,7 @@
 """`python -m pipeline <stage> --run DIR [--unit U]`: the table of stages, and what runs them.
 
 Airflow runs these very commands; so do you. Other commands: resolve (makes a run folder),
-fetch, doctor, daily, servers, lookup. Exit codes: 0 done, 64 usage, 65 bad data or config
+fetch, doctor, daily, servers, lookup, probe. Exit codes: 0 done, 64 usage, 65 bad data or config
 (no retry can help), 75 temporary trouble (retry), 1 anything else.
 """
 
@@ -53,6 +53,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "daily": ("pipeline.run.daily", "main"),
     "servers": ("pipeline.run.servers", "main"),
     "lookup": ("pipeline.solaris.lookup", "main"),
+    "probe": ("pipeline.pretraining.probe", "main"),
 }
 
 
