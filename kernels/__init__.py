@@ -38,6 +38,7 @@ __all__ = [
     "mxfp8_support",
     "rotate",
     "seed_attention",
+    "sqnr_db",
 ]
 
 
@@ -137,6 +138,11 @@ def mxfp8_dequantize(x: Mxfp8) -> Tensor:
 def mxfp8_linear(x_MI: Tensor, weight_OI: Tensor, *, recipe: Recipe = PLAIN) -> Tensor:
     """x w^T of factors rounded to MXFP8, [M, O]; so are both products of the backward pass."""
     return _mxfp8.linear(x_MI, weight_OI, recipe)
+
+
+def sqnr_db(exact_MN: Tensor, rounded_MN: Tensor) -> float:
+    """Signal to rounding noise in decibels; infinite for an exact copy, 0 for no signal."""
+    return _mxfp8.sqnr_db(exact_MN, rounded_MN)
 
 
 def mxfp8_support() -> tuple[str, str]:

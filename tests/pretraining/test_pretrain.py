@@ -19,10 +19,12 @@ import torch
 from model.batch import Batch
 from model.foundation import ModelOutput
 from model.snapshot import load_snapshot, read_meta
+from pipeline.__main__ import main as pipeline
 from pipeline.pretraining.epoch import inherited_epoch, opens_epoch
 from pipeline.pretraining.pretrain import Training
+from pipeline.pretraining.setup import banner, build_engine
 from pipeline.run.codec import to_dict
-from pipeline.run.config import Parent
+from pipeline.run.config import Parent, with_overrides
 from pipeline.run.manifest import need_manifest, write_json
 from pipeline.run.paths import Run, open_run, run_folder
 from pipeline.run.window import DAY_US, window_of
@@ -184,3 +186,30 @@ def test_the_shift_of_the_mix_reaches_the_loss_and_not_the_model(first):
     assert torch.allclose(seen[0], wanted)
     expected = torch.nn.functional.binary_cross_entropy_with_logits(wanted, batch.labels_BK)
     assert float(losses[0].detach()) == pytest.approx(float(expected))
+
+
+def test_probe_of_a_trained_run_prints_and_keeps_a_choice(first, tmp_path, capsys):
+    path = tmp_path / "probe.json"
+    arguments = ["probe", "--run", str(first.folder), "--batches", "2", "--out", str(path)]
+    assert pipeline(arguments) == 0
+    found, printed = json.loads(path.read_text()), capsys.readouterr().out
+    assert found["batches"] == 2
+    assert len(found["layers"]) == 22
+    for name, row in found["layers"].items():
+        assert name in printed
+        assert min(v for k, v in row.items() if k.endswith("_db")) > 10, (name, row)
+        assert row["safe"] == (name not in found["mxfp8_keep"])
+    config = with_overrides(
+        first.config, {"model.precision": "mxfp8", "model.mxfp8_keep": found["mxfp8_keep"]}
+    )
+    build_engine(replace(first, config=config)).export()  # every name is accepted
+
+
+def test_banner_says_that_mxfp8_is_emulated(first, caplog):
+    config = with_overrides(first.config, {"model.precision": "mxfp8"})
+    run = replace(first, config=config)
+    with caplog.at_level("INFO"):
+        banner(run, build_engine(run), 1, "hash")
+    said = [m for m in caplog.messages if "mxfp8" in m]
+    assert len(said) == 1
+    assert "emulated" in said[0]
