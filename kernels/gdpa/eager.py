@@ -49,5 +49,5 @@ def _by_head(score_bHTN: Tensor, names: tuple[str, ...]) -> Tensor:
     """Head h gets activation h of `names`, which are taken in turn."""
     if len(names) == 1:
         return activate(score_bHTN, names[0])
-    turns = [activate(score_bHTN[:, i :: len(names)], name) for i, name in enumerate(names)]
-    return torch.stack(turns, dim=2).flatten(1, 2)
+    heads = enumerate(score_bHTN.unbind(1))
+    return torch.stack([activate(score, names[h % len(names)]) for h, score in heads], dim=1)
