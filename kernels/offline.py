@@ -138,11 +138,12 @@ def main(argv: list[str]) -> int:
     """Print the table, a line when its program is done; 1 when one does not fit."""
     parser = argparse.ArgumentParser(prog="python -m kernels.offline")
     parser.add_argument("--widths", type=int, nargs="+", default=[32, 64, 128], help="of a head")
-    misfits = 0
+    parser.add_argument("--chips", type=int, nargs="+", default=list(CHIPS))
+    options, misfits = parser.parse_args(argv), 0
     print(
         "| kernel | chip | width | registers | shared KiB | spilled B |\n|---|---|---|---|---|---|"
     )
-    for p in programs(widths=parser.parse_args(argv).widths):
+    for p in programs(options.chips, options.widths):
         misfits += not p.fits
         print(
             f"| {p.kernel} | sm_{p.chip} | {p.width} | {p.registers} | {p.shared / 1024:.1f} | "
