@@ -51,7 +51,7 @@ def train(folder: str, arm: str, seed: int) -> str:
     for stage in KEPT:
         shutil.copytree(base.output(stage), run.output(stage), copy_function=os.link)
     if arm == COARSE:
-        Linear.forward = coarse_forward  # type: ignore[method-assign,assignment]
+        Linear.forward = coarse_forward  # type: ignore[method-assign, assignment]
     training = Training(run, window_of(config), digest(config))
     if arm == AGAIN:
         _nudge(training)

@@ -32,11 +32,11 @@ Task = tuple[str, int]
 def main(argv: list[str]) -> int:
     """Train, compare and print; the last line is JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mxfp8")
-    parser.add_argument("--quick", action="store_true", help="48,000 impressions, 2 seeds")
-    parser.add_argument("--seeds", type=int, default=0, help="5, or 2 when quick")
+    parser.add_argument("--quick", action="store_true", help="12,000 impressions a day, 3 seeds")
+    parser.add_argument("--seeds", type=int, default=0, help="5, or 3 when quick")
     parser.add_argument("--processes", type=int, default=2, help="trainings side by side")
     arguments = parser.parse_args(argv)
-    seeds = arguments.seeds or (2 if arguments.quick else 5)
+    seeds = arguments.seeds or (3 if arguments.quick else 5)
     with tempfile.TemporaryDirectory(prefix="headwater-bench-") as home:
         folder = child("benchmarks._lowbit:world", home=home, quick=arguments.quick).value
         costs = _trained(folder, seeds, arguments.processes)
