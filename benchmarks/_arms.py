@@ -17,15 +17,12 @@ from typing import Any
 
 import polars as pl
 
+from benchmarks._chain import up_to_timelines
 from pipeline.evaluation.evaluate import predict
 from pipeline.mixing.canonical import bucket_file
 from pipeline.mixing.frames import read_frames, write_selection
-from pipeline.mixing.ingest import ingest
-from pipeline.mixing.labels import labels
-from pipeline.mixing.land import land
 from pipeline.mixing.mix import SELECTIONS, mix
 from pipeline.mixing.sources.fetch import SETS, fetch
-from pipeline.mixing.timeline import timelines
 from pipeline.pretraining.pretrain import pretrain
 from pipeline.run.codec import to_dict
 from pipeline.run.config import RunConfig, with_overrides
@@ -33,7 +30,6 @@ from pipeline.run.manifest import Manifest, Outcome, need_manifest, produce, rep
 from pipeline.run.paths import Run, open_run
 from pipeline.run.presets import preset
 from pipeline.run.resolve import resolve
-from pipeline.run.runs import units_of
 
 MIX, NATURAL, UNIFORM = "mix", "natural", "uniform"
 ALPHAS = {MIX: 0.7, NATURAL: 1.0, UNIFORM: 1e-6}
@@ -123,12 +119,7 @@ def _arms(
 
 def _central(home: Path, config: RunConfig) -> Run:
     run = open_run(resolve(config, home))
-    land(run)
-    for unit in units_of(run, "ingest"):
-        ingest(run, unit)
-    labels(run)
-    for unit in units_of(run, "timelines"):
-        timelines(run, unit)
+    up_to_timelines(run)
     mix(run)
     return run
 

@@ -20,16 +20,13 @@ import numpy as np
 import polars as pl
 import torch
 
+from benchmarks._chain import up_to_timelines
 from model.flops import flops_per_row
 from model.snapshot import num_parameters
 from pipeline.evaluation.metrics import normalized_entropy
 from pipeline.evaluation.truth import TRUE_PREFIX, with_truth
-from pipeline.mixing.ingest import ingest
-from pipeline.mixing.labels import labels
-from pipeline.mixing.land import land
 from pipeline.mixing.loader import Loader
 from pipeline.mixing.mix import mix
-from pipeline.mixing.timeline import timelines
 from pipeline.pretraining.calibration import Scored
 from pipeline.pretraining.pretrain import Training
 from pipeline.run.codec import digest
@@ -38,7 +35,6 @@ from pipeline.run.errors import ConfigError
 from pipeline.run.paths import Run, open_run
 from pipeline.run.presets import preset
 from pipeline.run.resolve import resolve
-from pipeline.run.runs import units_of
 from pipeline.run.window import window_of
 
 DAY = "2026-11-29"
@@ -119,12 +115,7 @@ def prepared(home: Path, world: World, seed: int) -> Run:
         },
     )
     run = open_run(resolve(config, home))
-    land(run)
-    for unit in units_of(run, "ingest"):
-        ingest(run, unit)
-    labels(run)
-    for unit in units_of(run, "timelines"):
-        timelines(run, unit)
+    up_to_timelines(run)
     mix(run)
     return run
 

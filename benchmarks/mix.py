@@ -12,12 +12,10 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks._chain import up_to_timelines
 from benchmarks._measure import Bound, child, interleaved, median, report
 from pipeline.mixing.ingest import ingest
-from pipeline.mixing.labels import labels
-from pipeline.mixing.land import land
 from pipeline.mixing.mix import mix
-from pipeline.mixing.timeline import timelines
 from pipeline.run.config import RunConfig, with_overrides
 from pipeline.run.manifest import need_manifest
 from pipeline.run.paths import open_run
@@ -71,13 +69,7 @@ def main(argv: list[str]) -> int:
 
 def prepare(folder: str) -> None:
     """Every stage before the mix."""
-    run = open_run(folder)
-    land(run)
-    for unit in units_of(run, "ingest"):
-        ingest(run, unit)
-    labels(run)
-    for unit in units_of(run, "timelines"):
-        timelines(run, unit)
+    up_to_timelines(open_run(folder))
 
 
 def ingest_again(folder: str) -> None:
