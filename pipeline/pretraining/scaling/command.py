@@ -83,12 +83,12 @@ def work(run: Run) -> None:
     """Train one model after the other until none is left that nobody else is training."""
     from pipeline.pretraining.scaling import point as stages
 
-    todo = planned(run)
-    while todo:
-        left = [task for task in todo if not _try(run, *task, getattr(stages, task[0]))]
-        if len(left) == len(todo):
+    models = planned(run)
+    while models:
+        left = [task for task in models if not _try(run, *task, getattr(stages, task[0]))]
+        if len(left) == len(models):
             time.sleep(LOOK_EVERY_S)  # others are at work on what is missing
-        todo = left
+        models = left
 
 
 def planned(run: Run) -> list[tuple[str, Point]]:
@@ -143,12 +143,12 @@ def _followed(command: list[str], what: str) -> None:
 
 def _follow(run: Run, workers: list[Future[Any]]) -> None:
     """A line now and then until all workers have ended: models, time left, the newest one."""
-    todo, began = planned(run), time.monotonic()
-    cost = {task: ladder_of(run.config).mflops[task[1].rung] for task in todo}
-    before = {task for task in todo if _finished(run, *task)}
+    models, began = planned(run), time.monotonic()
+    cost = {task: ladder_of(run.config).mflops[task[1].rung] for task in models}
+    before = {task for task in models if _finished(run, *task)}
     while wait(workers, timeout=LINE_EVERY_S).not_done:
-        done = {task for task in todo if _finished(run, *task)}
+        done = {task for task in models if _finished(run, *task)}
         spent = sum(cost[task] for task in done - before)
-        ahead = sum(cost[task] for task in todo if task not in done)
+        ahead = sum(cost[task] for task in models if task not in done)
         eta = f"{(time.monotonic() - began) * ahead / spent / 60:.0f} min" if spent else "unknown"
-        print(f"{len(done)} of {len(todo)} models, time left {eta}", file=sys.stderr, flush=True)
+        print(f"{len(done)} of {len(models)} models, time left {eta}", file=sys.stderr, flush=True)
