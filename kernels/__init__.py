@@ -48,7 +48,7 @@ def _is_triton(backend: Backend, tensor: Tensor) -> bool:
 
 def _triton(op: str) -> Any:
     """The GPU kernels of an op, which need not be loaded before."""
-    return importlib.import_module(f"kernels.{op}.triton_kernel")
+    return importlib.import_module(f"kernels.{op}.triton_op")
 
 
 def rotate(x_PHK: Tensor, angle_PR: Tensor) -> Tensor:

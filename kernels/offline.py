@@ -68,19 +68,19 @@ def kernels_of(width: int) -> list[tuple[str, Any, dict[str, Any]]]:
     of_gdpa = shared | {"QUERIES": gdpa.QUERIES, "KEYS": gdpa.KEYS, "ACTIVATION": 0}
     of_seeds = shared | {"TILE": pooling.TILE, "SEEDS": 16}
     found = [
-        ("gdpa forward", gdpa._forward, of_gdpa),
-        ("gdpa dQ", gdpa._backward_q, of_gdpa),
-        ("gdpa dK dV", gdpa._backward_kv, of_gdpa),
-        ("seeds forward", pooling._forward, of_seeds),
-        ("seeds dQ", pooling._backward_q, of_seeds),
-        ("seeds dK dV", pooling._backward_kv, of_seeds),
+        ("gdpa forward", gdpa.forward, of_gdpa),
+        ("gdpa dQ", gdpa.backward_q, of_gdpa),
+        ("gdpa dK dV", gdpa.backward_kv, of_gdpa),
+        ("seeds forward", pooling.forward, of_seeds),
+        ("seeds dQ", pooling.backward_q, of_seeds),
+        ("seeds dK dV", pooling.backward_kv, of_seeds),
     ]
     for mode, label in enumerate(("full", "window", "block")):
         options = shared | {"TILE": attention.TILE, "MODE": mode, "TURNED": True}
         found += [
-            (f"{label} attention forward", attention._forward, options),
-            (f"{label} attention dQ", attention._backward_q, options),
-            (f"{label} attention dK dV", attention._backward_kv, options),
+            (f"{label} attention forward", attention.forward, options),
+            (f"{label} attention dQ", attention.backward_q, options),
+            (f"{label} attention dK dV", attention.backward_kv, options),
         ]
     return found
 

@@ -30,6 +30,10 @@ class Tiles:
     row_Z: Tensor  # int32
     start_Z: Tensor  # int32, the tile's first event within its row
 
+    def tensors(self) -> list[Tensor]:
+        """The four of them, in the order in which programs take them."""
+        return [self.begin_B, self.length_B, self.row_Z, self.start_Z]
+
 
 def tiles_of(layout: Layout, size: int) -> Tiles:
     """Every row cut into tiles of `size` events; rows without events have none."""
@@ -65,3 +69,8 @@ def operand(dtype: torch.dtype) -> tl.dtype:
 def accumulator(dtype: torch.dtype) -> tl.dtype:
     """What sums are kept in."""
     return tl.float64 if dtype == torch.float64 else tl.float32
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """`accumulator` as torch names it."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -1,134 +1,19 @@
-"""GDPA on a GPU: one program per tile of queries, and per block of keys for their gradients.
+"""GPU programs of GDPA; triton_op.py starts them.
 
-Suffixes: P slots, B rows, H heads, N keys, K head width, Z tiles; in kernels T queries of a tile.
-Nothing is kept for the backward pass but the inputs, and no sum depends on the order of programs.
+Suffixes: T queries of a tile, N keys, K head width, B rows, Z tiles.
 """
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-from kernels.layout import Layout
-from kernels.tiles import accumulator, block_of, operand, tiles_of
 
 QUERIES, KEYS = 64, 64
-ACTIVATIONS = ("gelu", "silu", "relu", "relu_square", "identity")
-
-
-def gdpa(
-    q_PHK: Tensor,
-    k_BHNK: Tensor,
-    v_BHNK: Tensor,
-    layout: Layout,
-    *,
-    scale: float,
-    activation: str | tuple[str, ...] = "gelu",
-) -> Tensor:
-    """Act(q k^T * scale) v, [P, H, K]; free slots are 0."""
-    layout.require_slots(q_PHK)
-    names = (activation,) if isinstance(activation, str) else activation
-    tiles = tiles_of(layout, QUERIES)
-    result: Tensor = _gdpa(
-        q_PHK.contiguous(),
-        k_BHNK.contiguous(),
-        v_BHNK.contiguous(),
-        [tiles.begin_B, tiles.length_B, tiles.row_Z, tiles.start_Z],
-        scale,
-        [ACTIVATIONS.index(name) for name in names],
-    )
-    return result
-
-
-@torch.library.custom_op("headwater::gdpa", mutates_args=())
-def _gdpa(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    tiles: list[torch.Tensor],
-    scale: float,
-    activations: list[int],
-) -> torch.Tensor:
-    out = torch.zeros_like(q)
-    for grid, head, options in _launches(q, k, tiles[2].shape[0], activations):
-        _forward[grid](q, k, v, out, *tiles, scale, k.shape[2], q.shape[1], *head, **options)
-    return out
-
-
-@torch.library.custom_op("headwater::gdpa_backward", mutates_args=())
-def _gdpa_backward(
-    grad: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    tiles: list[torch.Tensor],
-    scale: float,
-    activations: list[int],
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    grad_q, grad_k, grad_v = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    sizes = (scale, k.shape[2], q.shape[1])
-    for grid, head, options in _launches(q, k, tiles[2].shape[0], activations):
-        _backward_q[grid](grad, q, k, v, grad_q, *tiles, *sizes, *head, **options)
-    blocks = k.shape[0] * triton.cdiv(k.shape[2], KEYS)
-    for grid, head, options in _launches(q, k, blocks, activations):
-        _backward_kv[grid](grad, q, k, v, grad_k, grad_v, *tiles[:2], *sizes, *head, **options)
-    return grad_q, grad_k, grad_v
-
-
-@_gdpa.register_fake
-def _(q, k, v, tiles, scale, activations):  # type: ignore[no-untyped-def]
-    return torch.empty_like(q)
-
-
-@_gdpa_backward.register_fake
-def _(grad, q, k, v, tiles, scale, activations):  # type: ignore[no-untyped-def]
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-
-
-def _keep(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    q, k, v, tiles, ctx.scale, ctx.activations = inputs
-    ctx.save_for_backward(q, k, v, *tiles)
-
-
-def _gradients(ctx, grad):  # type: ignore[no-untyped-def]
-    q, k, v, *tiles = ctx.saved_tensors
-    grads = _gdpa_backward(grad.contiguous(), q, k, v, tiles, ctx.scale, ctx.activations)
-    return *grads, [None] * len(tiles), None, None
-
-
-_gdpa.register_autograd(_gradients, setup_context=_keep)
-
-
-def _launches(
-    q: Tensor, k: Tensor, programs: int, activations: list[int]
-) -> list[tuple[tuple[int, int], tuple[int, int], dict[str, object]]]:
-    """Grid, (first head, step) and compile-time options; heads of one activation together."""
-    heads, turns = q.shape[1], min(len(activations), q.shape[1])
-    if programs == 0:
-        return []
-    shared = {
-        "K": q.shape[2],
-        "WIDTH": block_of(q.shape[2]),
-        "QUERIES": QUERIES,
-        "KEYS": min(KEYS, block_of(k.shape[2])),
-        "OPERAND": operand(q.dtype),
-        "SUM": accumulator(q.dtype),
-    }
-    return [
-        (
-            (programs, len(range(first, heads, turns))),
-            (first, turns),
-            shared | {"ACTIVATION": activations[first]},
-        )
-        for first in range(turns)
-    ]
 
 
 @triton.jit
 def _act(x, ACTIVATION: tl.constexpr):
-    """Act(x); the numbers are places in `ACTIVATIONS`."""
+    """Act(x); the numbers are places in `reference.ACTIVATIONS`."""
     if ACTIVATION == 0:
         return x * 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
     elif ACTIVATION == 1:
@@ -159,7 +44,7 @@ def _slope(x, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def _forward(
+def forward(
     q,
     k,
     v,
@@ -181,6 +66,7 @@ def _forward(
     SUM: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):
+    """O = Act(a Q K^T) V for a tile of queries."""
     tile, head = tl.program_id(0), first_head + tl.program_id(1) * head_step
     row = tl.load(row_Z + tile).to(tl.int64)
     t = tl.load(start_Z + tile) + tl.arange(0, QUERIES)
@@ -204,7 +90,7 @@ def _forward(
 
 
 @triton.jit
-def _backward_q(
+def backward_q(
     grad,
     q,
     k,
@@ -252,7 +138,7 @@ def _backward_q(
 
 
 @triton.jit
-def _backward_kv(
+def backward_kv(
     grad,
     q,
     k,

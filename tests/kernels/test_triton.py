@@ -15,10 +15,11 @@ from torch.utils._pytree import tree_map_only
 
 import kernels
 from kernels.attention import reference as attention
-from kernels.attention import triton_kernel as attention_kernel
+from kernels.attention import triton_op as attention_op
 from kernels.dispatch import choose_backend
 from kernels.gdpa import reference as gdpa_reference
 from kernels.pooling import reference as pooling
+from kernels.tiles import tiles_of
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 LENGTHS = [3, 0, 17, 1, 0, 70]
@@ -110,7 +111,7 @@ def test_queries_and_keys_may_have_lengths_of_their_own():
     dtype, ours, theirs = DTYPES[0], [4, 0, 2, 70], [70, 3, 0, 5]
     layout, kv_layout = layout_of(ours), layout_of(theirs)
     q, k, v = rand(dtype, 76, 1, 8), rand(dtype, 78, 1, 8), rand(dtype, 78, 1, 8)
-    got = attention_kernel.jagged_attention(
+    got = attention_op.jagged_attention(
         layout.pack(q), kv_layout.pack(k), kv_layout.pack(v), layout, kv_layout=kv_layout
     )
     rows, at, there = [], 0, 0
@@ -146,6 +147,13 @@ def test_nothing_to_read_gives_zeros(lengths):
     assert not any(o.any() for o in outs)
 
 
+@pytest.mark.parametrize("backend", ["eager", "triton"])
+def test_an_unknown_activation_is_refused_alike(backend):
+    layout, x = layout_of([1]), torch.randn(1, 1, 1, 8, device=DEVICE)
+    with pytest.raises(ValueError, match="relu_square or identity, got 'tanh'; choose one"):
+        kernels.gdpa(x[0], x, x, layout, scale=1.0, activation="tanh", backend=backend)
+
+
 def test_values_that_are_not_packed_are_refused():
     layout = layout_of([3, 5])
     flat = torch.randn(8, 1, 8, device=DEVICE)
@@ -174,7 +182,7 @@ def test_a_poisoned_row_stays_alone():
 
 def test_each_op_is_one_node_whose_fake_tells_the_truth():
     layout = layout_of([3, 0, 5])
-    tiles = attention_kernel._tiles(layout)
+    tiles = tiles_of(layout, attention_op.TILE).tensors()
     slots = layout.num_slots
     q, k, v = (torch.randn(slots, 1, 8, device=DEVICE, requires_grad=True) for _ in range(3))
     keys = torch.randn(3, 1, 4, 8, device=DEVICE, requires_grad=True)
