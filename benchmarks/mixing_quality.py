@@ -11,8 +11,7 @@ over users, of the mean over seeds, no two of which share a held-out row.
 All arms have the `small` model with one layer instead of two: rows cost .6 of the time. What
 decides how well a level can be known is the clicks: 60,000 impressions a day for six days leave 810
 of the smallest surface in the three days that fit the intercepts, 2,430 over the seeds, a standard
-error of 2 %; the quick size leaves 108 a seed. The budget is that of the largest surface alone; for
-MovieLens 1.3 times that, since its positives, which are always kept, cost 1.05 times it.
+error of 2 %; the quick size leaves 108 a seed. The budget is that of the largest surface alone.
 """
 
 from __future__ import annotations

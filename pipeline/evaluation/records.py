@@ -161,13 +161,13 @@ def last_figures(run: Run) -> dict[str, float]:
 
 
 def mix_shares(run: Run) -> dict[str, dict[str, float]]:
-    """Candidates, kept rows and positives -> surface -> share, from the mix's figures."""
+    """Candidates, rows kept and kept for certain -> surface -> share, from the mix's figures."""
     manifest = read_manifest(run.output("mix"), missing_ok=True)
     surfaces = (manifest.read_figures() if manifest else {}).get("surfaces")
     if not isinstance(surfaces, dict):
         return {}
     found: dict[str, dict[str, float]] = {}
-    for selection in ("candidates", "kept", "positives"):
+    for selection in ("candidates", "kept", "certain"):
         counts = {s: float(v[selection]) for s, v in surfaces.items() if selection in v}
         total = sum(counts.values())
         if total:

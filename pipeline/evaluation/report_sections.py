@@ -129,7 +129,7 @@ def mix(run: Run) -> Section | None:
         return None
     found = manifest.read_figures()
     shares = records.mix_shares(run)
-    title = "Shares of candidates, kept rows and positives"
+    title = "Shares of candidates, kept rows and rows kept for certain"
     plot = figures.shares_figure(shares, title) if shares else None
     labels = [
         {"surface": surface, "objective": objective} | counts

@@ -1,4 +1,4 @@
-"""How many negatives of each surface fit into the FLOPs that the reference surface would cost."""
+"""How many rows of each surface fit into the FLOPs that the reference surface would cost."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ class Candidates:
 
     surface: np.ndarray  # index into config.surfaces
     flops: np.ndarray  # forward FLOPs, float64
-    positive: np.ndarray  # positive for any task of the row
-    chance: np.ndarray  # uniform hash in [0, 1); a negative is kept when it lies below its rate
+    certain: np.ndarray  # kept whatever the rates: positive for a rare objective
+    chance: np.ndarray  # uniform hash in [0, 1); a row is kept when it lies below its rate
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Sampling rates of negatives, and what the mix and the reference cost.
+    """Sampling rates of the rows that are not certain, and what the mix and the reference cost.
 
-    Arrays have an entry per surface; `candidates` and `positives` count rows.
+    Arrays have an entry per surface; `candidates` and `certain` count rows.
     """
 
     reference: int
     rates: np.ndarray
     shares: np.ndarray
     candidates: np.ndarray
-    positives: np.ndarray
+    certain: np.ndarray
     flops: np.ndarray  # of the rows that are kept
     flops_reference: float
 
@@ -45,9 +45,9 @@ class Plan:
         """FLOPs of all rows that are kept."""
         return float(self.flops.sum())
 
-    def keeps(self, surface: np.ndarray, positive: np.ndarray, chance: np.ndarray) -> np.ndarray:
+    def keeps(self, surface: np.ndarray, certain: np.ndarray, chance: np.ndarray) -> np.ndarray:
         """Which rows are trained on, as a mask."""
-        return positive | (chance < self.rates[surface])
+        return certain | (chance < self.rates[surface])
 
 
 def row_flops(
@@ -74,35 +74,36 @@ def _flops(config: RunConfig, lengths: Mapping[str, Any]) -> NDArray[np.float64]
 
 
 def plan_mix(config: MixConfig, surfaces: tuple[str, ...], *rows: Candidates) -> Plan:
-    """Rates of negatives so that all positives and the kept negatives fit the budget.
+    """Rates so that the certain rows and what is kept of the others fit the budget.
 
-    The candidates may come in parts. `ConfigError` when the positives alone cost more than the
+    The candidates may come in parts. `ConfigError` when the certain rows alone cost more than the
     budget: they are never dropped.
     """
     num = len(surfaces)
     candidates = np.sum([np.bincount(r.surface, minlength=num) for r in rows], axis=0)
-    positives = np.sum([np.bincount(r.surface[r.positive], minlength=num) for r in rows], axis=0)
-    certain = np.sum([_cost(r, r.positive, num) for r in rows], axis=0)
-    negatives = np.sum([_cost(r, ~r.positive, num) for r in rows], axis=0)
+    certain = np.sum([np.bincount(r.surface[r.certain], minlength=num) for r in rows], axis=0)
+    fixed = np.sum([_cost(r, r.certain, num) for r in rows], axis=0)
+    others = np.sum([_cost(r, ~r.certain, num) for r in rows], axis=0)
     named = config.reference_surface
     reference = surfaces.index(named) if named else int(np.argmax(candidates))
-    flops_reference = certain[reference] + negatives[reference]
-    spare = config.budget * flops_reference - certain.sum()
-    if spare <= 0 < negatives.sum():
-        least = certain.sum() / max(flops_reference, 1.0)
+    flops_reference = fixed[reference] + others[reference]
+    spare = config.budget * flops_reference - fixed.sum()
+    if spare <= 0 < others.sum():
+        least = fixed.sum() / max(flops_reference, 1.0)
         raise ConfigError(
-            f"mix.budget must be above {least:.3g}, got {config.budget}: the positives alone cost "
-            f"{least:.3g} times the reference surface {surfaces[reference]!r}; raise it"
+            f"mix.budget must be above {least:.3g}, got {config.budget}: positives of rare "
+            f"objectives alone cost {least:.3g} times the reference surface "
+            f"{surfaces[reference]!r}; raise it, or lower mix.rare_below"
         )
     shares = allocate(candidates, config)
-    rates, kept = _shrink(fill(spare, shares, negatives), spare, rows)
+    rates, kept = _shrink(fill(spare, shares, others), spare, rows)
     return Plan(
         reference=reference,
         rates=rates,
         shares=shares,
         candidates=candidates,
-        positives=positives,
-        flops=certain + kept,
+        certain=certain,
+        flops=fixed + kept,
         flops_reference=float(flops_reference),
     )
 
@@ -151,7 +152,7 @@ def _shrink(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Lower the rates a little where chance kept more than the expectation; FLOPs of the kept."""
     while True:
-        parts = ((r, ~r.positive & (r.chance < rates[r.surface])) for r in rows)
+        parts = ((r, ~r.certain & (r.chance < rates[r.surface])) for r in rows)
         kept = np.sum([_cost(r, chosen, len(rates)) for r, chosen in parts], axis=0)
         if kept.sum() <= spare:
             return rates, kept

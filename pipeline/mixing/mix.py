@@ -26,7 +26,7 @@ from pipeline.mixing.canonical import (
     surface_column,
     window_impressions,
 )
-from pipeline.mixing.drafts import Draft, draft, joined
+from pipeline.mixing.drafts import Draft, draft, joined, positives, rare_among
 from pipeline.mixing.frames import (
     ROW_GROUP,
     arrow_column,
@@ -115,6 +115,8 @@ class _Mixer:
         """Plan over all candidates, then write every bucket's selections."""
         _keep_freed_memory()
         drafts = [list(self._drafts(bucket)) for bucket in self.buckets]
+        rare = rare_among(self.config, list(chain.from_iterable(drafts)))
+        drafts = [[d.settled(self.objectives, rare) for d in parts] for parts in drafts]
         every = list(chain.from_iterable(drafts))
         if not any(map(len, every)):
             raise DataError(
@@ -130,14 +132,14 @@ class _Mixer:
         figures = report.figures(plan)
         figures["conversion_balance"] = {n: f.tolist() for n, f in balance.items()}
         figures["feature_bytes_copied"] = copied_feature_bytes(self.folder, self.config.features)
-        figures["ledger"] = listed([self._ledger(sum(d.num_known for d in every), kept)])
+        figures["ledger"] = listed([self._ledger(int(sum(d.known.sum() for d in every)), kept)])
         log.info("mix: %s", {n: (f["rate"], f["kept"]) for n, f in figures["surfaces"].items()})
         return Outcome(rows=kept, figures=figures)
 
     def _balance(self, drafts: list[Draft]) -> Balance:
         beta = self.config.mix.conversion_balance
-        bought = {n: np.sum([d.bought[n] for d in drafts], axis=0) for n in drafts[0].bought}
-        return {n: balance_factors(positives, beta) for n, positives in bought.items()}
+        counts = positives(self.config, drafts)
+        return {n: balance_factors(c, beta) for n, c in counts.items() if n != "click"}
 
     def _drafts(self, bucket: int) -> Iterator[Draft]:
         """A bucket's candidates, a row group of its impressions at a time."""
@@ -191,15 +193,12 @@ class _Mixer:
             write_pointers(bucket_file(self.folder / name, bucket), tables)
 
     def _train(self, base: Columns, drafts: list[Draft], plan: Plan, balance: Balance) -> Selection:
-        masks = (plan.keeps(d.costs.surface, d.costs.positive, d.costs.chance) for d in drafts)
+        masks = (plan.keeps(d.costs.surface, d.costs.certain, d.costs.chance) for d in drafts)
         kept = joined([d.take(mask) for d, mask in zip(drafts, masks, strict=True)])
         labels = labels_at(self.objectives, base, kept.place, kept.group)
-        surface, positive = kept.costs.surface, kept.costs.positive
-        delayed = labels.group != click_group(self.objectives)
-        considered = np.where(delayed, self.config.mix.delayed_rate, 1.0)
-        weight, shift = correct(
-            self.config.mix.correction, rate=plan.rates[surface] * considered, positive=positive
-        )
+        surface = kept.costs.surface
+        rates = kept.rates(plan, self.config.mix.delayed_rate, click_group(self.objectives))
+        weight, shift = correct(self.config.mix.correction, **rates)
         weights: Balance = {o.name: weight for o in self.objectives}
         weights |= {n: weight * factors[surface] for n, factors in balance.items()}
         return Selection(labels=labels, order=labels.order(), shift=shift, weights=weights)

@@ -81,7 +81,7 @@ class MixReport:
         candidates, kept = int(plan.candidates[place]), int(self._sums["train", place]["rows"])
         return {
             "candidates": candidates,
-            "positives": int(plan.positives[place]),
+            "certain": int(plan.certain[place]),
             "kept": kept,
             "sampled_out": candidates - kept,
             "share": float(plan.shares[place]),

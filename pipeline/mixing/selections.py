@@ -109,14 +109,17 @@ def logged_labels(objectives: Sequence[Objective], base: Columns, begin: int) ->
     return Labels(place=place, label_us=ts_us[place], group=group)
 
 
-def positive_labels(objectives: Sequence[Objective], base: Columns, labels: Labels) -> Mask:
-    """Labels that are positive for an objective of their window."""
-    found = np.zeros(len(labels), dtype=bool)
+def positive_labels(
+    objectives: Sequence[Objective], base: Columns, labels: Labels
+) -> NDArray[np.uint8]:
+    """For which objectives of its window a label is positive: bit i for the i-th objective."""
+    found = np.zeros(len(labels), dtype=np.uint8)
     for group, names in enumerate(windows(objectives)):
         mine = np.flatnonzero(labels.group == group)
         place = labels.place[mine]
-        for name in names:
-            found[mine] |= base[f"y_{name}"][place] == 1
+        for bit, objective in enumerate(objectives):
+            if objective.name in names:
+                found[mine] |= (base[f"y_{objective.name}"][place] == 1).astype(np.uint8) << bit
     return found
 
 

@@ -15,19 +15,19 @@ Floats = NDArray[np.float64]
 Correction = Literal["weight", "shift", "none"]
 
 
-def correct(how: Correction, *, rate: Floats, positive: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-    """Loss weight and logit shift of each row whose negatives are kept at `rate`.
+def correct(how: Correction, *, rate: Floats, odds: Floats) -> tuple[Floats, Floats]:
+    """Loss weight and logit shift of rows that were kept at `rate`.
 
-    "weight": a kept negative stands for 1/rate of them, so that weighted counts are those of all
-    rows. "shift": keeping negatives at a rate r multiplies the odds by 1/r, so the loss sees the
-    logit plus -ln r, on positives and negatives alike, while the model learns the true odds.
+    "weight": a kept row stands for 1/rate of them, so that weighted counts are those of all rows.
+    "shift": `odds` is the rate of a row's negatives over that of its positives; sampling divides
+    the odds by it, so the loss sees the logit plus -ln odds, on positives and negatives alike,
+    while the model learns the true odds.
     """
     ones, zeros = np.ones(len(rate)), np.zeros(len(rate))
-    sampled = np.maximum(rate, 1e-12)
     if how == "weight":
-        return np.where(positive, 1.0, 1.0 / sampled), zeros
+        return 1.0 / np.maximum(rate, 1e-12), zeros
     if how == "shift":
-        return ones, -np.log(sampled)
+        return ones, -np.log(np.maximum(odds, 1e-12))
     return ones, zeros
 
 

@@ -13,6 +13,7 @@ from pipeline.run.planted import PlantedConfig
 from pipeline.run.scaling import ScalingConfig
 
 OVERALL = "overall"  # the name of all surfaces together wherever figures are listed
+MAX_OBJECTIVES = 8  # the mix marks the positive ones of a row in a byte
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +136,8 @@ class MixConfig:
     reference alike, and weighs 1 / delayed_rate.
     `correction`: what undoes the sampling of negatives in the loss, their weight 1/r or, on every
     row, the shift -ln r of the logits; "none" leaves the sampled rates.
+    `rare_below`: every positive of an objective is kept where fewer of its labels than this share
+    are positive. A common positive says no more than a negative, and is sampled with them.
     `conversion_balance`: beta of the effective counts that weigh conversion labels of small
     surfaces up (arXiv 1901.05555); 0 leaves them as they are (docs/data.md has the reasons).
     """
@@ -145,6 +148,7 @@ class MixConfig:
     floor: float = 0.0
     cap: float = 1.0
     delayed_rate: float = 0.25
+    rare_below: float = 0.25
     correction: Literal["weight", "shift", "none"] = "weight"
     conversion_balance: float = 0.0
     seed: int = 0
@@ -170,6 +174,13 @@ class MixConfig:
             "in (0, 1]",
             self.delayed_rate,
             "use 1.0 to consider every negative",
+        )
+        require(
+            0 <= self.rare_below <= 1,
+            "mix.rare_below",
+            "in [0, 1]",
+            self.rare_below,
+            "use 0.25, or 1.0 to keep every positive",
         )
         require(
             self.budget > 0,
@@ -331,6 +342,13 @@ class RunConfig:
             "with click",
             [o.name for o in self.objectives],
             "add Objective(name='click')",
+        )
+        require(
+            len(self.objectives) <= MAX_OBJECTIVES,
+            "objectives",
+            f"at most {MAX_OBJECTIVES}",
+            len(self.objectives),
+            "train the others in a run of their own",
         )
         check_towers(self.features, self.model)
         if self.mix.reference_surface:

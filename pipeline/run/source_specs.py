@@ -79,7 +79,7 @@ def movielens(size: str) -> SourceSpec:
             retention_days=220,
             calibration_hours=24 * 20,
         ),
-        # more than half of the rows are clicks, which mixing always keeps
+        # a small log: about every row is trained on
         mix=MixConfig(budget=2.0),
     )
 
@@ -109,7 +109,7 @@ def tafeng(size: str) -> SourceSpec:
             history_days=121,
             calibration_hours=24 * 4,
         ),
-        # half of the rows are clicks, which mixing always keeps
+        # a small log: about every row is trained on
         mix=MixConfig(budget=3.0),
     )
 
@@ -215,7 +215,7 @@ def kuairand(size: str) -> SourceSpec:
             history_days=32,
             num_buckets=8,
         ),
-        # a third of the rows are clicks, which mixing always keeps
+        # clicks are common, and a small log: most rows are trained on
         mix=MixConfig(budget=2.0),
     )
 

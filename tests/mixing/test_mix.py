@@ -126,7 +126,7 @@ def test_weights_undo_the_sampling(run: Run) -> None:
             assert weight == pytest.approx([1 / (figures[name]["rate"] * rate)])
         thinning = np.where(rows["m_click"].to_numpy(), 1.0, DELAYED_RATE)
         considered = rows["w_click"].to_numpy() * thinning
-        total = figures[name]["candidates"] - figures[name]["positives"]
+        total = figures[name]["candidates"] - figures[name]["certain"]
         noise = 5 * np.sqrt(total / figures[name]["rate"])
         assert abs(considered.sum() - total) < noise
 
@@ -229,13 +229,13 @@ def test_a_plan_never_exceeds_its_budget(seed: int, budget: float) -> None:
     rows = Candidates(
         surface=rng.integers(0, 3, 300),
         flops=rng.uniform(1, 100, 300),
-        positive=rng.random(300) < 0.02,
+        certain=rng.random(300) < 0.02,
         chance=rng.random(300),
     )
     plan = plan_mix(MixConfig(budget=budget), ("a", "b", "c"), rows)
     assert plan.flops_mix <= budget * plan.flops_reference * (1 + 1e-9)
-    kept = plan.keeps(rows.surface, rows.positive, rows.chance)
-    assert kept[rows.positive].all()
+    kept = plan.keeps(rows.surface, rows.certain, rows.chance)
+    assert kept[rows.certain].all()
 
 
 def test_the_next_day_trains_each_label_once(tmp_path: Path) -> None:

@@ -24,11 +24,11 @@ def kept_rows(rows: int, alpha: float, seed: int) -> tuple[Candidates, np.ndarra
     found = Candidates(
         surface=surface,
         flops=rng.integers(1, 5, rows).astype(np.float64),
-        positive=rng.random(rows) < 0.05,
+        certain=rng.random(rows) < 0.05,
         chance=uniform(np.arange(rows), 1_000 + seed),
     )
     plan = plan_mix(MixConfig(alpha=alpha), ("a", "b", "c"), found)
-    return found, plan.keeps(surface, found.positive, found.chance), plan.rates[surface]
+    return found, plan.keeps(surface, found.certain, found.chance), plan.rates[surface]
 
 
 @settings(max_examples=8, deadline=None)
@@ -37,12 +37,12 @@ def test_weighted_counts_over_seeds_are_the_true_counts(rows, alpha):
     sums, variance = np.zeros((SEEDS, 3)), np.zeros(3)
     for seed in range(SEEDS):
         found, kept, rate = kept_rows(rows, alpha, seed)
-        weight, _ = correct("weight", rate=rate, positive=found.positive)
-        sums[seed] = np.bincount(found.surface, weight * kept * ~found.positive, 3)
-        assert (weight[found.positive] == 1).all()
-    negative = found.surface[~found.positive]
+        weight, _ = correct("weight", rate=np.where(found.certain, 1.0, rate), odds=rate)
+        sums[seed] = np.bincount(found.surface, weight * kept * ~found.certain, 3)
+        assert (weight[found.certain] == 1).all()
+    negative = found.surface[~found.certain]
     true = np.bincount(negative, minlength=3)
-    variance = np.bincount(negative, (1 / rate - 1)[~found.positive], 3)
+    variance = np.bincount(negative, (1 / rate - 1)[~found.certain], 3)
     # the rates themselves are shrunk by chance to fit the budget: a part in a thousand or so
     error = 5 * np.sqrt(variance / SEEDS) + 0.004 * true
     assert (np.abs(sums.mean(axis=0) - true) <= error + 1e-9).all()
@@ -51,19 +51,19 @@ def test_weighted_counts_over_seeds_are_the_true_counts(rows, alpha):
 @pytest.mark.parametrize("how", ["weight", "shift"])
 def test_both_corrections_recover_the_base_rate(how):
     found, kept, rate = kept_rows(60_000, 0.7, 0)
-    weight, shift = correct(how, rate=rate, positive=found.positive)
-    y, w, s = (a[kept] for a in (found.positive.astype(float), weight, shift))
+    weight, shift = correct(how, rate=np.where(found.certain, 1.0, rate), odds=rate)
+    y, w, s = (a[kept] for a in (found.certain.astype(float), weight, shift))
     logit = 0.0
     for _ in range(30):  # the intercept of largest likelihood
         p = 1 / (1 + np.exp(-(logit + s)))
         logit += (w * (y - p)).sum() / (w * p * (1 - p)).sum()
-    assert 1 / (1 + np.exp(-logit)) == pytest.approx(found.positive.mean(), rel=0.02)
+    assert 1 / (1 + np.exp(-logit)) == pytest.approx(found.certain.mean(), rel=0.02)
     uncorrected = y.mean()
-    assert uncorrected > 1.5 * found.positive.mean()
+    assert uncorrected > 1.5 * found.certain.mean()
 
 
 def test_none_leaves_the_sampled_rates():
-    weight, shift = correct("none", rate=np.array([0.5]), positive=np.array([False]))
+    weight, shift = correct("none", rate=np.array([0.5]), odds=np.array([0.5]))
     assert (weight, shift) == (1.0, 0.0)
 
 
