@@ -51,8 +51,8 @@ class Size:
 
 
 FULL = Size(
-    rows_per_day=60_000,
-    users=3_000,
+    rows_per_day=150_000,
+    users=7_500,
     ads=150,
     bootstrap_days=6,
     calibration_hours=72,
