@@ -13,7 +13,8 @@ decides how well a level can be known is the clicks: 150,000 impressions a day f
 2,000 of the smallest surface in the three days that fit the intercepts, 6,000 over the seeds, a
 standard error of 1.3 %; the quick size leaves 108 a seed. MovieLens has labels of 130 to 197 users
 to judge by, an interval of 4 to 7 % to either side: its cells count in `calibration_min` and
-`calibration_max`, and the planted ones stand beside them on their own. The budget is that of the largest surface alone.
+`calibration_max`, and the planted ones stand beside them on their own. The budget is that of the
+largest surface alone.
 """
 
 from __future__ import annotations
