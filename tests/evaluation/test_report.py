@@ -53,7 +53,7 @@ def fill(run: Run) -> None:
     """Every other part of a run folder that the report shows."""
     lines = [{"step": s, "loss": 1 / (s + 1), "ne": {"click": 0.9}} for s in range(4)]
     publish(run, "pretrain", {"metrics.jsonl": "\n".join(map(json.dumps, lines))})
-    surface = {"candidates": 10, "positives": 2, "kept": 5, "sampled_out": 5, "rate": 0.4}
+    surface = {"candidates": 10, "certain": 2, "kept": 5, "sampled_out": 5, "rate": 0.4}
     figures = {
         "surfaces": {"feed": surface, "reels": surface},
         "flops_ratio": 0.98,
