@@ -120,6 +120,14 @@ def prepared(home: Path, world: World, seed: int) -> Run:
     return run
 
 
+def forked(base: Run, name: str, config: RunConfig) -> Run:
+    """A run folder beside `base` with another config and the same timelines and mix."""
+    run = Run(folder=base.folder.with_name(name), config=config)
+    for stage in KEPT:
+        shutil.copytree(base.output(stage), run.output(stage), copy_function=os.link)
+    return run
+
+
 def tune(base: Run, arch: str, num_trials: int, seed: int) -> Iterator[dict[str, Any]]:
     """The design's trials of one arch, one after the other."""
     for number, dials in enumerate(design(num_trials, base.config, seed)):
@@ -144,9 +152,7 @@ def run_trial(base: Run, arch: str, dials: Dials, seed: int) -> dict[str, Any]:
             "train.seed": seed,
         },
     )
-    run = Run(folder=base.folder.with_name(f"trial-{config.run_name}"), config=config)
-    for stage in KEPT:
-        shutil.copytree(base.output(stage), run.output(stage), copy_function=os.link)
+    run = forked(base, f"trial-{config.run_name}", config)
     began = time.process_time()
     training = Training(run, window_of(config), digest(config))
     training.run_all()
