@@ -45,7 +45,7 @@ def trained(
 
 
 def write_scores(run: Run, models: Mapping[str, FoundationModel]) -> str:
-    """Score the holdout beside its planted truth, models by the prefix of their columns; the path."""
+    """Score the holdout under models by their columns' prefix, beside the truth; the path."""
     loader = holdout(run)
     path = run.folder / "scores.parquet"
     with_truth(run, frame_of(run, loader.columns, score(models, loader))).write_parquet(path)
@@ -84,3 +84,19 @@ def over_seeds(each: list[Floats], seed: int = 0) -> Interval:
     picked_SD = np.random.default_rng(seed).integers(num_seeds, size=(num_seeds, num_draws))
     drawn_D = np.take_along_axis(values_SD[:, 1:], picked_SD, axis=0).mean(axis=0)
     return interval(np.concatenate([[values_SD[:, 0].mean()], drawn_D]))
+
+
+def over_few_seeds(each: Sequence[Floats], seed: int = 0) -> Interval:
+    """The mean over seeds: users drawn anew, and the seeds' scatter with Student's t.
+
+    Resampling three seeds would take three of one sign, a quarter of all cases without any effect,
+    for a finding; t with two degrees of freedom knows how little three seeds say of their scatter.
+    """
+    values_SD = np.stack(each)
+    num_seeds, num_draws = values_SD.shape[0], values_SD.shape[1] - 1
+    if num_seeds < 2:
+        raise BenchmarkError(f"{num_seeds} seed has no scatter; train at least 2")
+    error = values_SD[:, 0].std(ddof=1) / num_seeds**0.5
+    noise_D = error * np.random.default_rng(seed).standard_t(num_seeds - 1, num_draws)
+    mean_D = values_SD.mean(axis=0)
+    return interval(np.concatenate([mean_D[:1], mean_D[1:] + noise_D]))

@@ -6,8 +6,8 @@ rows with the same seeds, and scores the same held-out hours against the planted
 
 FLOPs are forward, per row, from true lengths: at the production shape all towers have 1,024 events.
 Samples/s are training rows per second of one processor, arms taking turns. An NE cost is the rise
-of the click's NE over full Kunlun in percent; its interval is over users and seeds, both drawn
-anew and paired. An interval that holds 0 claims nothing: it is within noise.
+of the click's NE over full Kunlun in percent, on the same seeds; its interval draws users anew and
+adds the seeds' scatter. An interval that holds 0 claims nothing: it is within noise.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import polars as pl
 
 from benchmarks._experiments import replace_section, table
 from benchmarks._measure import Bound, child, report
-from benchmarks._paired import Task, costs_pct, over_seeds, trained
+from benchmarks._paired import Task, costs_pct, over_few_seeds, trained
 from benchmarks._removals import EVENTS, FULL, QUICK, REMOVALS, WHOLE, World, production_mflop
 from pipeline.evaluation.intervals import Interval
 
@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
     """Count, time, train, compare; the last line is JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ablation")
     parser.add_argument("--quick", action="store_true", help="8,000 impressions a day")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=3, help="at least 2")
     parser.add_argument("--processes", type=int, default=2, help="trainings side by side")
     parser.add_argument("--record", type=Path, help="file whose table of the ablation is renewed")
     arguments = parser.parse_args(argv)
@@ -92,7 +92,7 @@ def _costs(runs: Runs, seeds: int) -> dict[str, Interval]:
     for seed in range(seeds):
         frames = {arm: pl.read_parquet(runs[arm, seed]["scores"]) for arm in REMOVALS}
         each.append(costs_pct(frames, WHOLE))
-    return {arm: over_seeds([draws[arm] for draws in each]) for arm in REMOVALS if arm != WHOLE}
+    return {arm: over_few_seeds([draws[arm] for draws in each]) for arm in REMOVALS if arm != WHOLE}
 
 
 def _rows(
