@@ -8,6 +8,7 @@ same kind: what can be trained on one processor in minutes, many times.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,7 +32,7 @@ from pipeline.run.presets import preset
 from pipeline.run.window import window_of
 
 FULL = World(rows_per_day=16_000, users=2_000, ads=160, days=5, validation_hours=36)
-QUICK = World(rows_per_day=8_000, users=1_000, ads=120, days=4, validation_hours=24)
+QUICK = World(rows_per_day=6_000, users=800, ads=100, days=4, validation_hours=24)
 WHOLE, SAME_TOWERS = "full", "no_personalization"
 REMOVALS: dict[str, dict[str, Any]] = {
     WHOLE: {},
@@ -102,10 +103,13 @@ def world(home: str, quick: bool) -> str:
     return str(prepared(Path(home), QUICK if quick else FULL, seed=0).folder)
 
 
-def train(folder: str, arm: str, seed: int) -> dict[str, Any]:
-    """Train an arm on a run's mix and score its holdout; what it took and where the scores are."""
-    base = open_run(folder)
+def train(folder: str, seed: int) -> dict[str, dict[str, Any]]:
+    """Train every arm with a seed on a run's mix; by arm what it took and where its scores are."""
     torch.set_num_threads(1)
+    return {arm: _train(open_run(folder), arm, seed) for arm in REMOVALS}
+
+
+def _train(base: Run, arm: str, seed: int) -> dict[str, Any]:
     changes = {"train.seed": seed, "train.threads": 1}
     config = with_overrides(trained_shape(base.config, arm), changes)
     run = forked(base, f"{arm}-{seed}", config)
@@ -114,6 +118,7 @@ def train(folder: str, arm: str, seed: int) -> dict[str, Any]:
     training.run_all()
     spent = time.process_time() - began
     training.publish(run.folder)
+    print(f"{arm}, seed {seed}: {spent:.0f} s of processor", file=sys.stderr, flush=True)
     return {
         "scores": write_scores(run, {"p_": load_snapshot(run.folder / "model")}),
         "mflop": _mflop(run, training),

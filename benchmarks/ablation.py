@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -23,7 +24,7 @@ import polars as pl
 
 from benchmarks._experiments import replace_section, table
 from benchmarks._measure import Bound, child, report
-from benchmarks._paired import Task, costs_pct, over_few_seeds, trained
+from benchmarks._paired import costs_pct, over_few_seeds
 from benchmarks._removals import EVENTS, FULL, QUICK, REMOVALS, WHOLE, World, production_mflop
 from pipeline.evaluation.intervals import Interval
 
@@ -54,13 +55,13 @@ TARGETS: dict[str, Bound] = {
     "compskip_flops_saved": (">=", 0.30),
     "window_flops_saved": (">=", 0.25),
 }
-Runs = dict[Task, dict[str, Any]]
+Runs = list[dict[str, dict[str, Any]]]  # by seed and arm
 
 
 def main(argv: list[str]) -> int:
     """Count, time, train, compare; the last line is JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ablation")
-    parser.add_argument("--quick", action="store_true", help="8,000 impressions a day")
+    parser.add_argument("--quick", action="store_true", help="6,000 impressions a day")
     parser.add_argument("--seeds", type=int, default=3, help="at least 2")
     parser.add_argument("--processes", type=int, default=2, help="trainings side by side")
     parser.add_argument("--record", type=Path, help="file whose table of the ablation is renewed")
@@ -70,15 +71,8 @@ def main(argv: list[str]) -> int:
     speeds = child("benchmarks._removals:race", **shape).value
     with tempfile.TemporaryDirectory(prefix="headwater-bench-") as home:
         folder = child("benchmarks._removals:world", home=home, quick=quick).value
-        costs = trained(
-            "benchmarks._removals:train",
-            tuple(REMOVALS),
-            arguments.seeds,
-            arguments.processes,
-            folder=folder,
-        )
-        runs = {task: cost.value for task, cost in costs.items()}
-        found = _costs(runs, arguments.seeds)
+        runs = _trained(folder, arguments.seeds, arguments.processes)
+        found = _costs(runs)
     rows = _rows(speeds, runs, found)
     print(table(HEAD, rows))
     if arguments.record:
@@ -86,12 +80,25 @@ def main(argv: list[str]) -> int:
     return report("ablation", _figures(found), TARGETS)
 
 
-def _costs(runs: Runs, seeds: int) -> dict[str, Interval]:
+def _trained(folder: str, seeds: int, processes: int) -> Runs:
+    """By seed what the arms took; the arms of a seed take turns in a process of their own."""
+
+    def train(seed: int) -> dict[str, dict[str, Any]]:
+        cost = child("benchmarks._removals:train", folder=folder, seed=seed)
+        print(f"seed {seed}: {cost.processor_s:.0f} s of processor", flush=True)
+        found: dict[str, dict[str, Any]] = cost.value
+        return found
+
+    with ThreadPoolExecutor(processes) as pool:
+        return list(pool.map(train, range(seeds)))
+
+
+def _costs(runs: Runs) -> dict[str, Interval]:
     """Rise of the NE over full Kunlun's in percent, by arm."""
-    each = []
-    for seed in range(seeds):
-        frames = {arm: pl.read_parquet(runs[arm, seed]["scores"]) for arm in REMOVALS}
-        each.append(costs_pct(frames, WHOLE))
+    each = [
+        costs_pct({arm: pl.read_parquet(run["scores"]) for arm, run in found.items()}, WHOLE)
+        for found in runs
+    ]
     return {arm: over_few_seeds([draws[arm] for draws in each]) for arm in REMOVALS if arm != WHOLE}
 
 
@@ -99,8 +106,8 @@ def _rows(
     speeds: dict[str, list[float]], runs: Runs, found: dict[str, Interval]
 ) -> list[list[str]]:
     large = {arm: production_mflop(arm) for arm in REMOVALS}
-    small = {a: fmean(r["mflop"] for (b, _), r in runs.items() if a == b) for a in REMOVALS}
-    rates = {a: median(r["rows_per_s"] for (b, _), r in runs.items() if a == b) for a in REMOVALS}
+    small = {a: fmean(found[a]["mflop"] for found in runs) for a in REMOVALS}
+    rates = {a: median(found[a]["rows_per_s"] for found in runs) for a in REMOVALS}
     return [
         [
             TITLES[arm],
@@ -147,13 +154,12 @@ def _figures(found: dict[str, Interval]) -> dict[str, float]:
 
 def _section(rows: list[list[str]], runs: Runs, quick: bool, shape: dict[str, int]) -> str:
     world: World = QUICK if quick else FULL
-    seeds = len({seed for _, seed in runs})
-    trained_rows = next(iter(runs.values()))["rows"]
+    trained_rows = runs[0][WHOLE]["rows"]
     return (
         "### Table of the ablation\n\n"
         f"`python -m benchmarks.ablation{' --quick' if quick else ''}`: planted logs of "
         f"{world.days} days at {world.rows_per_day} impressions, {world.users} users and "
-        f"{world.ads} ads; {trained_rows} rows in one pass, {seeds} seeds. Production shape: "
+        f"{world.ads} ads; {trained_rows} rows in one pass, {len(runs)} seeds. Production shape: "
         f"`base` with towers of 256/8/32/3/100 and 128/4/16/2/50 (width, heads, tokens, layers, "
         f"window), {EVENTS} events in each; its speed on batches of {shape['num_rows']} rows half "
         "full, median. Trained shape: `small` with 3 layers, 16 seeds, towers of 32/4/8/3/8 and "
