@@ -1,7 +1,7 @@
 """A planted world with long memory, and Kunlun trained on it with more and more context.
 
 The world is the variant of the scaling tests (docs/planted.md), whose click logit reads a user's
-last 400 events with weights that fall to 1/e in four days: about ten days of events. Match counts,
+last 200 events with weights that fall to 1/e in two days: about five days of events. Match counts,
 which would tell of events beyond the context, are left out. Labels are the planted probabilities,
 as the ladder's soft labels: what is left is what the context tells, not what clicks blur.
 """
@@ -32,10 +32,10 @@ from pipeline.run.paths import Run, open_run
 from pipeline.run.presets import preset
 from pipeline.run.resolve import resolve
 
-SHORTEST, TIMES = 16, (1, 2, 5, 25)
+SHORTEST, TIMES = 8, (1, 2, 5, 25)
 CONTEXTS = tuple(SHORTEST * times for times in TIMES)
-MEMORY_DAYS, EVENTS_A_DAY, HISTORY_DAYS = 4.0, 40.0, 22
-BATCH_SIZE = 64
+MEMORY_DAYS, EVENTS_A_DAY, HISTORY_DAYS = 2.0, 40.0, 18
+BATCH_SIZE = 16  # many steps: what a history says is learned late
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Size:
 
 
 FULL = Size(rows_per_day=4_000, users=800, days=8)
-QUICK = Size(rows_per_day=2_000, users=400, days=7)
+QUICK = Size(rows_per_day=2_000, users=400, days=6)
 
 
 def world(home: str, quick: bool) -> str:
@@ -57,6 +57,8 @@ def world(home: str, quick: bool) -> str:
     changes: dict[str, Any] = {
         "source.planted.rows_per_day": size.rows_per_day,
         "source.planted.users": size.users,
+        "source.planted.categories": 6,
+        "source.planted.ads": 60,
         "source.planted.organic_per_user_day": EVENTS_A_DAY,
         "source.planted.memory_events": CONTEXTS[-1],
         "source.planted.memory_days": MEMORY_DAYS,
@@ -102,6 +104,6 @@ def train(folder: str, arm: str, seed: int) -> dict[str, Any]:
 def _soft(run: Run, loader: Loader) -> Iterator[Batch]:
     """Batches whose labels are the planted probabilities of a click."""
     rows = pl.DataFrame({n: loader.columns[n] for n in ("impression_id", "ts_us")})
-    true_N = torch.from_numpy(with_truth(run, rows)["true_click"].to_numpy()).float()
+    true_N = torch.from_numpy(with_truth(run, rows)["true_click"].to_numpy(writable=True)).float()
     for batch in loader.batches():
         yield replace(batch, labels_BK=true_N[batch.row_B][:, None])

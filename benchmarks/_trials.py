@@ -141,25 +141,28 @@ def error_of(trial: dict[str, Any]) -> float:
 
 def run_trial(base: Run, arch: str, dials: Dials, seed: int) -> dict[str, Any]:
     """Train `arch` with these dials on the rows of `base`; what it reached and what it cost."""
-    config = with_overrides(
-        base.config,
-        {
-            "model.arch": arch,
-            "model.width": dials.width,
-            "model.dropout": dials.dropout,
-            "train.dense_lr": dials.dense_lr,
-            "train.sparse_lr": dials.sparse_lr,
-            "train.seed": seed,
-        },
-    )
+    changes = {
+        "model.arch": arch,
+        "model.width": dials.width,
+        "model.dropout": dials.dropout,
+        "train.dense_lr": dials.dense_lr,
+        "train.sparse_lr": dials.sparse_lr,
+        "train.seed": seed,
+    }
+    return {"arch": arch, **asdict(dials), **run_changed(base, changes)}
+
+
+def run_changed(base: Run, changes: dict[str, Any]) -> dict[str, Any]:
+    """Train with some fields of the config changed; what it reached and what it cost."""
+    config = with_overrides(base.config, changes)
     run = forked(base, f"trial-{config.run_name}", config)
     began = time.process_time()
     training = Training(run, window_of(config), digest(config))
     training.run_all()
     spent = time.process_time() - began
-    found = asdict(dials) | _cost(training, config) | _score(training, run)
+    found = _cost(training, config) | _score(training, run)
     shutil.rmtree(run.folder)
-    return {"arch": arch, **found, "rows": training.meter.rows, "seconds": round(spent, 1)}
+    return {**found, "rows": training.meter.rows, "seconds": round(spent, 1)}
 
 
 def _cost(training: Training, config: RunConfig) -> dict[str, Any]:

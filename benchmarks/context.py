@@ -163,8 +163,8 @@ def _section(
         f"`python -m benchmarks.context{' --quick' if quick else ''}`. A training step of `small` "
         f"on {rows:.0f} rows, both towers reading up to the longest history, half full, one "
         f"thread:\n\n{costs}\n\nNE against the planted truth, by seed, of {size.users} users with "
-        f"40 events a day whose click logit remembers 400 of them; {first['rows']:,} rows with "
-        f"soft labels in one pass; Bayes NE {first['bayes']:.4f}:\n\n{curve}"
+        f"40 events a day whose click logit remembers {CONTEXTS[-1]} of them; {first['rows']:,} "
+        f"rows with soft labels in one pass; Bayes NE {first['bayes']:.4f}:\n\n{curve}"
     )
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-# another processor's vector units round the last bits otherwise, and training carries that on
-TOLERANCE = 1e-3
-LOW_DISTANCE = 0.03  # of the loss; bfloat16 has 8 bits
+# of the loss; rounding with other vector units (ATEN_CPU_CAPABILITY=default) moves it by 1e-6
+TOLERANCE = 1e-4
+LOW_DISTANCE = 0.01  # of the loss, at every step; the products of bfloat16 have 8 bits
 
 
 @pytest.fixture(scope="module")
