@@ -35,7 +35,7 @@ from pipeline.run.resolve import resolve
 SHORTEST, TIMES = 8, (1, 2, 5, 25)
 CONTEXTS = tuple(SHORTEST * times for times in TIMES)
 MEMORY_DAYS, EVENTS_A_DAY, HISTORY_DAYS = 2.0, 40.0, 18
-BATCH_SIZE = 16  # many steps: what a history says is learned late
+BATCH_SIZE = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +47,8 @@ class Size:
     days: int
 
 
-FULL = Size(rows_per_day=4_000, users=800, days=8)
-QUICK = Size(rows_per_day=2_000, users=400, days=6)
+FULL = Size(rows_per_day=16_000, users=1_600, days=8)
+QUICK = Size(rows_per_day=6_000, users=600, days=7)
 
 
 def world(home: str, quick: bool) -> str:
