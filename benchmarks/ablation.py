@@ -25,7 +25,8 @@ import polars as pl
 from benchmarks._experiments import replace_section, table
 from benchmarks._measure import Bound, child, report
 from benchmarks._paired import costs_pct, over_few_seeds
-from benchmarks._removals import EVENTS, FULL, QUICK, REMOVALS, WHOLE, World, production_mflop
+from benchmarks._removals import EVENTS, FULL, QUICK, REMOVALS, WHOLE, production_mflop
+from benchmarks._trials import World
 from pipeline.evaluation.intervals import Interval
 
 TITLES = {
@@ -67,7 +68,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--record", type=Path, help="file whose table of the ablation is renewed")
     arguments = parser.parse_args(argv)
     quick = arguments.quick
-    shape = {"repeats": 3, "num_rows": 4} if quick else {"repeats": 5, "num_rows": 8}
+    shape: dict[str, Any] = (
+        {"repeats": 3, "num_rows": 4} if quick else {"repeats": 5, "num_rows": 8}
+    )
     speeds = child("benchmarks._removals:race", **shape).value
     with tempfile.TemporaryDirectory(prefix="headwater-bench-") as home:
         folder = child("benchmarks._removals:world", home=home, quick=quick).value
@@ -152,7 +155,7 @@ def _figures(found: dict[str, Interval]) -> dict[str, float]:
     return saved
 
 
-def _section(rows: list[list[str]], runs: Runs, quick: bool, shape: dict[str, int]) -> str:
+def _section(rows: list[list[str]], runs: Runs, quick: bool, shape: dict[str, Any]) -> str:
     world: World = QUICK if quick else FULL
     trained_rows = runs[0][WHOLE]["rows"]
     return (

@@ -69,7 +69,7 @@ def main(argv: list[str]) -> int:
 def _measured(lengths: Sequence[int], num_rows: int) -> Measured:
     found = {}
     for length in lengths:
-        given = {"length": length, "num_rows": num_rows, "repeats": 3}
+        given: dict[str, Any] = {"length": length, "num_rows": num_rows, "repeats": 3}
         found[length] = child("benchmarks._lengths:at_length", **given).value | {"rows": num_rows}
     return found
 

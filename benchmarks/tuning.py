@@ -44,10 +44,10 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="headwater-bench-") as home:
         base = prepared(Path(home), world, arguments.seed)
         if arguments.axes:
-            found = sweep(base, arguments.arch or ["kunlun"], arguments.seeds)
+            swept = sweep(base, arguments.arch or ["kunlun"], arguments.seeds)
             if arguments.record:
-                record_sweep(arguments.record, found, world, arguments.quick)
-            return report("tuning", {f"{arch}_default_ne": n for arch, n in defaults(found)}, {})
+                record_sweep(arguments.record, swept, world, arguments.quick)
+            return report("tuning", {f"{arch}_default_ne": n for arch, n in defaults(swept)}, {})
         for arch in arguments.arch or ARCHS:
             found = []
             for trial in tune(base, arch, trials, arguments.seed):
