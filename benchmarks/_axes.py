@@ -110,6 +110,8 @@ def above(errors: Sequence[float], own: Sequence[float]) -> list[str]:
     apart = np.asarray(errors) - np.asarray(own)
     if not apart.any():
         return ["0", ""]
+    if len(apart) < 2:
+        return [f"{apart[0]:+.4f}", "one seed says nothing"]
     reach = student.ppf(0.975, len(apart) - 1) * apart.std(ddof=1) / len(apart) ** 0.5
     mean = float(apart.mean())
     verdict = "within noise" if abs(mean) <= reach else "worse" if mean > 0 else "better"

@@ -53,4 +53,5 @@ def test_a_sweep_changes_one_thing_at_a_time_and_names_known_fields():
 def test_two_seeds_that_disagree_say_nothing():
     assert above((0.9, 0.9), (0.9, 0.9)) == ["0", ""]
     assert above((0.91, 0.89), (0.90, 0.90))[1] == "within noise"
+    assert above((0.92,), (0.90,))[1] == "one seed says nothing"
     assert above((0.9201, 0.9200), (0.90, 0.90))[1] == "worse"
