@@ -31,6 +31,7 @@ from pipeline.run.paths import Run, open_run
 from pipeline.run.presets import preset
 from pipeline.run.window import window_of
 
+Sizes = Sequence[dict[str, Any]]  # fields of the towers, in the order of the events
 FULL = World(rows_per_day=16_000, users=2_000, ads=160, days=5, validation_hours=36)
 QUICK = World(rows_per_day=6_000, users=800, ads=100, days=4, validation_hours=24)
 WHOLE, SAME_TOWERS = "full", "no_personalization"
@@ -48,11 +49,11 @@ REMOVALS: dict[str, dict[str, Any]] = {
 }
 ARMS_APART = 3  # arms between the first ones of two seeds
 EVENTS, ROWS_OF_TABLES = 1_024, 4_096
-PRODUCTION = (
+PRODUCTION: Sizes = (
     {"width": 256, "heads": 8, "tokens": 32, "layers": 3, "window": 100, "max_len": EVENTS},
     {"width": 128, "heads": 4, "tokens": 16, "layers": 2, "window": 50, "max_len": EVENTS},
 )
-TRAINED = (
+TRAINED: Sizes = (
     {"width": 32, "heads": 4, "tokens": 8, "layers": 0, "window": 8, "max_len": 64},
     {"width": 16, "heads": 2, "tokens": 4, "layers": 1, "window": 4, "max_len": 32},
 )
@@ -75,7 +76,7 @@ def trained_shape(config: RunConfig, arm: str) -> RunConfig:
     return _removed(_with_towers(with_overrides(config, changes), TRAINED), arm)
 
 
-def _with_towers(config: RunConfig, sizes: Sequence[dict[str, int]]) -> RunConfig:
+def _with_towers(config: RunConfig, sizes: Sizes) -> RunConfig:
     pairs = zip(config.features.events, sizes, strict=True)
     return _with_events(config, [replace(event, **size) for event, size in pairs])
 
@@ -88,7 +89,7 @@ def _removed(config: RunConfig, arm: str) -> RunConfig:
     if arm == SAME_TOWERS:
         events = config.features.events
         names = ("width", "heads", "tokens", "layers", "window")
-        size = {name: getattr(events[0], name) for name in names}
+        size: dict[str, Any] = {name: getattr(events[0], name) for name in names}
         config = _with_events(config, [replace(event, **size) for event in events])
     return with_overrides(config, {f"model.{k}": v for k, v in REMOVALS[arm].items()})
 
