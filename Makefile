@@ -6,7 +6,7 @@ export TORCH_EXTENSIONS_DIR ?= $(CURDIR)/.venv/torch_extensions
 export PYTHONPATH := $(CURDIR)
 
 .DEFAULT_GOAL := help
-.PHONY: help install daily up down status fetch doctor test test-long lint bench
+.PHONY: help install daily up down status fetch doctor test test-long golden lint bench
 
 help:
 	@echo 'make daily      run one day through the whole chain: DAY=2026-11-29 SIZE=smoke|small|base'
@@ -19,6 +19,7 @@ help:
 	@echo 'make fetch      download a public data set: SOURCE=openbandit|movielens|tafeng'
 	@echo 'make doctor     check the installation'
 	@echo 'make test       all tests that take seconds; make test-long: those that take minutes'
+	@echo 'make golden     renew the golden loss curve, after a change that is meant to move it'
 	@echo 'make lint       ruff and mypy'
 	@echo 'make bench      benchmarks'
 	@echo 'make install    only install (GPU=yes: CUDA sparse kernels; PYTHON=/path/to/python3.11)'
@@ -52,6 +53,10 @@ test: install
 
 test-long: install
 	@$(RUN) -m pytest -m 'long and not gpu' --timeout=7200
+
+golden: install
+	@home=$$(mktemp -d) && OMP_NUM_THREADS=1 $(RUN) tests/pretraining/golden_worker.py "$$home" --write; \
+	  code=$$?; rm -rf "$$home"; exit $$code
 
 lint: install
 	@ruff check .

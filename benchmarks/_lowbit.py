@@ -7,21 +7,17 @@ the base's snapshot, read in MXFP8; `coarse` rounds the same layers to seven lev
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks._trials import KEPT, World, prepared
+from benchmarks._paired import write_scores
+from benchmarks._trials import World, forked, prepared
 from model.foundation import FoundationModel
 from model.precision import Linear
 from model.snapshot import load_snapshot
-from pipeline.evaluation.evaluate import frame_of
-from pipeline.evaluation.scoring import holdout, score
-from pipeline.evaluation.truth import with_truth
 from pipeline.pretraining.pretrain import Training
 from pipeline.run.codec import digest
 from pipeline.run.config import with_overrides
@@ -47,9 +43,7 @@ def train(folder: str, arm: str, seed: int) -> str:
     base = open_run(folder)
     changes = {"train.seed": seed, "train.threads": 1, **(LOW if arm in (MXFP8, COARSE) else {})}
     config = with_overrides(base.config, changes)
-    run = Run(folder=base.folder.with_name(f"{arm}-{seed}"), config=config)
-    for stage in KEPT:
-        shutil.copytree(base.output(stage), run.output(stage), copy_function=os.link)
+    run = forked(base, f"{arm}-{seed}", config)
     if arm == COARSE:
         Linear.forward = coarse_forward  # type: ignore[method-assign, assignment]
     training = Training(run, window_of(config), digest(config))
@@ -60,11 +54,7 @@ def train(folder: str, arm: str, seed: int) -> str:
     models = {"p_": load_snapshot(run.folder / "model")}
     if arm == BASE:
         models["served_"] = served(run)
-    loader = holdout(run)
-    path = run.folder / "scores.parquet"
-    frame = with_truth(run, frame_of(run, loader.columns, score(models, loader)))
-    frame.write_parquet(path)
-    return str(path)
+    return write_scores(run, models)
 
 
 def served(run: Run) -> FoundationModel:

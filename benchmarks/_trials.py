@@ -120,6 +120,14 @@ def prepared(home: Path, world: World, seed: int) -> Run:
     return run
 
 
+def forked(base: Run, name: str, config: RunConfig) -> Run:
+    """A run folder beside `base` with another config and the same timelines and mix."""
+    run = Run(folder=base.folder.with_name(name), config=config)
+    for stage in KEPT:
+        shutil.copytree(base.output(stage), run.output(stage), copy_function=os.link)
+    return run
+
+
 def tune(base: Run, arch: str, num_trials: int, seed: int) -> Iterator[dict[str, Any]]:
     """The design's trials of one arch, one after the other."""
     for number, dials in enumerate(design(num_trials, base.config, seed)):
@@ -133,27 +141,28 @@ def error_of(trial: dict[str, Any]) -> float:
 
 def run_trial(base: Run, arch: str, dials: Dials, seed: int) -> dict[str, Any]:
     """Train `arch` with these dials on the rows of `base`; what it reached and what it cost."""
-    config = with_overrides(
-        base.config,
-        {
-            "model.arch": arch,
-            "model.width": dials.width,
-            "model.dropout": dials.dropout,
-            "train.dense_lr": dials.dense_lr,
-            "train.sparse_lr": dials.sparse_lr,
-            "train.seed": seed,
-        },
-    )
-    run = Run(folder=base.folder.with_name(f"trial-{config.run_name}"), config=config)
-    for stage in KEPT:
-        shutil.copytree(base.output(stage), run.output(stage), copy_function=os.link)
+    changes = {
+        "model.arch": arch,
+        "model.width": dials.width,
+        "model.dropout": dials.dropout,
+        "train.dense_lr": dials.dense_lr,
+        "train.sparse_lr": dials.sparse_lr,
+        "train.seed": seed,
+    }
+    return {"arch": arch, **asdict(dials), **run_changed(base, changes)}
+
+
+def run_changed(base: Run, changes: dict[str, Any]) -> dict[str, Any]:
+    """Train with some fields of the config changed; what it reached and what it cost."""
+    config = with_overrides(base.config, changes)
+    run = forked(base, f"trial-{config.run_name}", config)
     began = time.process_time()
     training = Training(run, window_of(config), digest(config))
     training.run_all()
     spent = time.process_time() - began
-    found = asdict(dials) | _cost(training, config) | _score(training, run)
+    found = _cost(training, config) | _score(training, run)
     shutil.rmtree(run.folder)
-    return {"arch": arch, **found, "rows": training.meter.rows, "seconds": round(spent, 1)}
+    return {**found, "rows": training.meter.rows, "seconds": round(spent, 1)}
 
 
 def _cost(training: Training, config: RunConfig) -> dict[str, Any]:

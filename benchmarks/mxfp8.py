@@ -12,21 +12,16 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import polars as pl
 
 from benchmarks._lowbit import AGAIN, BASE, COARSE, MXFP8, SERVED, TRAINED
-from benchmarks._measure import BenchmarkError, Bound, Cost, child, median, report
-from pipeline.evaluation.intervals import Interval, interval, resample
+from benchmarks._measure import Bound, child, median, report
+from benchmarks._paired import OBJECTIVE, costs_pct, over_seeds, trained
+from pipeline.evaluation.intervals import Interval
 from pipeline.evaluation.metrics import Floats
 
-DRAWS = 500
-OBJECTIVE = "click"
 COMPARED = (AGAIN, MXFP8, SERVED, COARSE)
-Task = tuple[str, int]
 
 
 def main(argv: list[str]) -> int:
@@ -39,7 +34,9 @@ def main(argv: list[str]) -> int:
     seeds = arguments.seeds or (3 if arguments.quick else 5)
     with tempfile.TemporaryDirectory(prefix="headwater-bench-") as home:
         folder = child("benchmarks._lowbit:world", home=home, quick=arguments.quick).value
-        costs = _trained(folder, seeds, arguments.processes)
+        costs = trained(
+            "benchmarks._lowbit:train", TRAINED, seeds, arguments.processes, folder=folder
+        )
         each = [
             _costs_pct({arm: costs[arm, seed].value for arm in TRAINED}) for seed in range(seeds)
         ]
@@ -73,51 +70,11 @@ def _figures(found: dict[str, Interval], spent: dict[str, float]) -> dict[str, f
     }
 
 
-def _trained(folder: str, seeds: int, processes: int) -> dict[Task, Cost]:
-    """Every arm and seed in a process of its own, `processes` of them at a time."""
-    tasks = [(arm, seed) for seed in range(seeds) for arm in TRAINED]
-    with ThreadPoolExecutor(processes) as pool:
-        return dict(pool.map(lambda task: _train(folder, task), tasks))
-
-
-def _train(folder: str, task: Task) -> tuple[Task, Cost]:
-    arm, seed = task
-    cost = child("benchmarks._lowbit:train", folder=folder, arm=arm, seed=seed)
-    print(f"{arm}, seed {seed}: {cost.processor_s:.0f} s of processor", flush=True)
-    return task, cost
-
-
 def _costs_pct(paths: dict[str, str]) -> dict[str, Floats]:
     """Rise of the NE over the base's, in percent, on the rows as they are and on each draw."""
-    frames = {arm: pl.read_parquet(p).filter(pl.col(f"m_{OBJECTIVE}")) for arm, p in paths.items()}
-    base = frames[BASE]
-    for arm, frame in frames.items():
-        if not frame["impression_id"].equals(base["impression_id"]):
-            raise BenchmarkError(f"arm {arm} scored other rows than {BASE}; its holdout differs")
-    drawn = resample(
-        base["user_id"].to_numpy(),
-        base[f"true_{OBJECTIVE}"].to_numpy(),
-        dict(_predictions(frames)),
-        draws=DRAWS,
-        with_auc=False,
-    )
-    ne_D = drawn[BASE].ne_D
-    return {arm: 100 * (drawn[arm].ne_D - ne_D) / ne_D for arm in COMPARED}
-
-
-def _predictions(frames: dict[str, pl.DataFrame]) -> Iterator[tuple[str, Floats]]:
-    for arm, frame in frames.items():
-        yield arm, frame[f"p_{OBJECTIVE}"].to_numpy()
-    yield SERVED, frames[BASE][f"served_{OBJECTIVE}"].to_numpy()
-
-
-def over_seeds(each: list[Floats], seed: int = 0) -> Interval:
-    """The mean over seeds; a draw takes as many seeds with replacement, and its users from all."""
-    values_SD = np.stack(each)
-    num_seeds, num_draws = values_SD.shape[0], values_SD.shape[1] - 1
-    picked_SD = np.random.default_rng(seed).integers(num_seeds, size=(num_seeds, num_draws))
-    drawn_D = np.take_along_axis(values_SD[:, 1:], picked_SD, axis=0).mean(axis=0)
-    return interval(np.concatenate([[values_SD[:, 0].mean()], drawn_D]))
+    frames = {arm: pl.read_parquet(path) for arm, path in paths.items()}
+    served = frames[BASE].with_columns(pl.col(f"served_{OBJECTIVE}").alias(f"p_{OBJECTIVE}"))
+    return costs_pct(frames | {SERVED: served}, BASE)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,9 @@
 per trial, prints each trial as a line of JSON and, with `--record docs/experiments.md`, keeps the
 arch's table there. Trial 0 has the config's own dials. Trials are scored on validation hours before
 the cut, never on the holdout, and chosen by the NE against planted probabilities.
+
+`--axes` sweeps what the design leaves alone instead, one setting at a time (benchmarks/_axes.py):
+norms, initialisation, the tables' learning rate against the dense one, warm-up.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, get_args
 
+from benchmarks._axes import defaults, record_sweep, sweep
 from benchmarks._experiments import replace_section, table
 from benchmarks._measure import report
 from benchmarks._trials import FULL, QUICK, World, error_of, prepared, tune
@@ -31,12 +35,19 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--trials", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0, help="of the world, the design, the weights")
     parser.add_argument("--quick", action="store_true", help="4,000 rows a day, two trials")
+    parser.add_argument("--axes", action="store_true", help="sweep norms, sds, rates and warm-up")
+    parser.add_argument("--seeds", type=int, default=2, help="of the weights, with --axes")
     parser.add_argument("--record", type=Path, help="file whose table of the arch is renewed")
     arguments = parser.parse_args(argv)
     world, trials = (QUICK, 2) if arguments.quick else (FULL, arguments.trials)
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="headwater-bench-") as home:
         base = prepared(Path(home), world, arguments.seed)
+        if arguments.axes:
+            swept = sweep(base, arguments.arch or ["kunlun"], arguments.seeds)
+            if arguments.record:
+                record_sweep(arguments.record, swept, world, arguments.quick)
+            return report("tuning", {f"{arch}_default_ne": n for arch, n in defaults(swept)}, {})
         for arch in arguments.arch or ARCHS:
             found = []
             for trial in tune(base, arch, trials, arguments.seed):

@@ -10,6 +10,7 @@ Suffixes: E events, I impressions, H places in the horizon (newest first), C cat
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -44,7 +45,8 @@ SECOND_US = 1_000_000
 TERMS = ("interest", "same", "complement", "pairs", "context")
 VIEW, CART = 0, 1  # places in SCALING_KINDS
 KIND_SHARES = (0.60, 0.25, 0.15)
-HISTORY_DAYS = 5  # an event that is older weighs below exp(-5), less than 1%
+MEMORIES = 5  # an event that is this many memories old weighs below exp(-5), less than 1%
+CACHED_DAYS = 64  # consecutive days read each other's events
 TASTE = 1.0  # how much an event's category follows the user's interest
 RANK = 3  # of the category matrix of pairs, and of the three-way part
 SAME_WEIGHTS = np.array([0.4, 1.6, 0.8])  # by kind
@@ -75,7 +77,7 @@ class Rows:
     context_I: I64
 
 
-@lru_cache(maxsize=HISTORY_DAYS + 1)  # consecutive days read each other's events
+@lru_cache(maxsize=CACHED_DAYS)
 def events_of(world: PlantedConfig, day: int) -> Events:
     """The events of a day (days since 1970), from (world, day) alone."""
     users = users_of(world, day, len(PLANTED_SURFACES))
@@ -89,6 +91,11 @@ def events_of(world: PlantedConfig, day: int) -> Events:
     category = (chance[:, None] >= ceiling[user]).sum(axis=1)
     kind = np.searchsorted(np.cumsum(KIND_SHARES)[:-1], rng.random(len(user)), side="right")
     return Events(user_E=user, id_E=users.id_U[user], ts_E=ts, category_E=category, kind_E=kind)
+
+
+def history_days(world: PlantedConfig) -> int:
+    """Days before today whose events weigh anything."""
+    return math.ceil(MEMORIES * world.memory_days)
 
 
 def terms_of(world: PlantedConfig, day: int, users: Users, ads: Ads, rows: Rows) -> dict[str, F64]:
@@ -128,7 +135,7 @@ def _tastes(world: PlantedConfig, users: Users) -> F64:
 
 def _history(world: PlantedConfig, day: int, users: Users) -> Events:
     """Events of today's users up to the end of the day, ordered by (user, time)."""
-    days = [events_of(world, d) for d in range(day - HISTORY_DAYS, day + 1)]
+    days = [events_of(world, d) for d in range(day - history_days(world), day + 1)]
     names = ("user_E", "id_E", "ts_E", "category_E", "kind_E")
     joined = {n: np.concatenate([getattr(d, n) for d in days]) for n in names}
     # an earlier occupant of a slot was somebody else
@@ -140,27 +147,31 @@ def _history(world: PlantedConfig, day: int, users: Users) -> Events:
 def _read_events(
     world: PlantedConfig, events: Events, day: int, rows: Rows, category_I: I64
 ) -> dict[str, F64]:
-    """The parts that read the last `SCALING_HORIZON` visible events, before they are bounded."""
-    begin_us, span = (day - HISTORY_DAYS) * DAY_US, (HISTORY_DAYS + 1) * DAY_US
+    """The parts that read the last `memory_events` visible events, before they are bounded.
+
+    Sums over a longer memory are divided by how much longer it is, so that their size stays.
+    """
+    days, horizon = history_days(world), world.memory_events
+    begin_us, span = (day - days) * DAY_US, (days + 1) * DAY_US
     key_E = events.user_E * span + (events.ts_E - begin_us)
     visible_us = np.clip(rows.ts_I - SCALING_DELAY_S * SECOND_US - begin_us, 0, None)
     end_I = np.searchsorted(key_E, rows.user_I * span + visible_us, side="left")
     first_I = np.searchsorted(key_E, rows.user_I * span, side="left")
-    first_I = np.maximum(first_I, end_I - SCALING_HORIZON)
+    first_I = np.maximum(first_I, end_I - horizon)
     helps, matrix = complement_of(world), pairs_of(world)
     found = {name: np.zeros(len(end_I)) for name in ("same", "complement", "pairs")}
-    for back in range(SCALING_HORIZON):
+    for back in range(horizon):
         place = end_I - 1 - back
         some = np.flatnonzero(place >= first_I)
         at, ad = place[some], category_I[some]
-        age = np.exp(-(rows.ts_I[some] - events.ts_E[at]) / DAY_US)
+        age = np.exp(-(rows.ts_I[some] - events.ts_E[at]) / (world.memory_days * DAY_US))
         category, kind = events.category_E[at], events.kind_E[at]
         found["same"][some] += age * SAME_WEIGHTS[kind] * (category == ad)
         found["complement"][some] += age * COMPLEMENT_WEIGHTS[kind] * (helps[category] == ad)
         before = np.maximum(at - 1, 0)
         paired = (at > first_I[some]) & (kind == CART) & (events.kind_E[before] == VIEW)
         found["pairs"][some] += age * paired * matrix[events.category_E[before], ad]
-    return found
+    return {name: total_I * (SCALING_HORIZON / horizon) for name, total_I in found.items()}
 
 
 def _context(world: PlantedConfig, cluster_I: I64, context_I: I64, category_I: I64) -> F64:

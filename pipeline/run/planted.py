@@ -10,9 +10,9 @@ from model.config import require
 
 PLANTED_SURFACES = ("feed", "reels", "stories")
 SCALING_KINDS = ("view", "cart", "like")  # of the scaling variant's organic events
-SCALING_HORIZON = 32  # events that its click logit reads
+SCALING_HORIZON = 32  # events that its click logit reads, unless memory_events says otherwise
 SCALING_DELAY_S = 60  # until an event is known, to the logit as to models
-_SIZES = ("rows_per_day", "users", "ads", "categories", "finalists")
+_SIZES = ("rows_per_day", "users", "ads", "categories", "finalists", "memory_events")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,8 @@ class PlantedConfig:
     standard deviation of the logarithm of a user's activity, which decides how long the longest
     histories are. `organic_per_user_day`: expected organic events of a user of mean activity.
     `variant`: the click logit of an ads log, or the one of scaling tests, made of events' orders,
-    pairs and contexts.
+    pairs and contexts. `memory_events`, `memory_days`: how many of a user's last events the logit
+    of scaling tests reads, and in how many days an event's weight falls to 1/e.
     """
 
     seed: int = 0
@@ -36,6 +37,8 @@ class PlantedConfig:
     shares: tuple[float, ...] = (0.5, 0.3, 0.2)
     activity_sd: float = 0.9
     variant: Literal["ads", "scaling"] = "ads"
+    memory_events: int = SCALING_HORIZON
+    memory_days: float = 1.0
 
     def __post_init__(self) -> None:
         for name in _SIZES:
@@ -50,6 +53,7 @@ class PlantedConfig:
         whole = math.isclose(sum(self.shares), 1.0, rel_tol=0.0, abs_tol=1e-9)
         _require(whole, "shares", "such that they add up to 1", self, "divide them by their sum")
         _require(0 < self.activity_sd <= 2, "activity_sd", "in (0, 2]", self, "use 0.9")
+        _require(0 < self.memory_days <= 10, "memory_days", "in (0, 10]", self, "use 1.0")
 
 
 def _require(holds: bool, name: str, rule: str, world: PlantedConfig, remedy: str) -> None:

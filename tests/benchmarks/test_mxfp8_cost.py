@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks._lowbit import coarse_forward, seven_levels
-from benchmarks.mxfp8 import over_seeds
+from benchmarks._paired import over_seeds
 from model.precision import Linear
 
 

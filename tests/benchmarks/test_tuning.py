@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks._axes import above, settings
 from benchmarks._experiments import replace_section, table
 from benchmarks._trials import DENSE_LR, DROPOUT, SPARSE_LR, WIDTHS, design
 from model.config import ConfigError
+from pipeline.run.config import with_overrides
 from pipeline.run.presets import preset
 
 
@@ -37,3 +39,19 @@ def test_a_section_is_renewed_and_the_rest_is_kept(tmp_path):
     assert "| 3 | 4 |" in text
     assert "| 1 | 2 |" not in text
     assert text.count("begin one") == text.count("begin two") == 1
+
+
+def test_a_sweep_changes_one_thing_at_a_time_and_names_known_fields():
+    config = preset("2026-11-29", "small")
+    found = settings(config.train.dense_lr)
+    assert found[0].changes == {}
+    assert all(len(setting.changes) == 1 for setting in found[1:])
+    swept = [with_overrides(config, setting.changes) for setting in found]
+    assert len({c.run_name for c in swept}) == len(found), "no setting repeats the config's own"
+
+
+def test_two_seeds_that_disagree_say_nothing():
+    assert above((0.9, 0.9), (0.9, 0.9)) == ["0", ""]
+    assert above((0.91, 0.89), (0.90, 0.90))[1] == "within noise"
+    assert above((0.92,), (0.90,))[1] == "one seed says nothing"
+    assert above((0.9201, 0.9200), (0.90, 0.90))[1] == "worse"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -116,11 +117,19 @@ def test_the_matrix_of_pairs_has_low_rank() -> None:
     assert values[3:] == pytest.approx(0, abs=1e-9)
 
 
-def test_terms_of_events_equal_a_walk_over_a_users_visible_events() -> None:
+def long_world() -> PlantedConfig:
+    """Memory of three days over 64 events."""
+    return replace(world(), memory_events=64, memory_days=3.0, users=300, rows_per_day=2_000)
+
+
+@pytest.mark.parametrize("planted", [world(), long_world()], ids=["default", "long"])
+def test_terms_of_events_equal_a_walk_over_a_users_visible_events(planted: PlantedConfig) -> None:
     """One impression after the other, from the definition; the generator works on all at once."""
-    delivery, requests = day(), day().requests
-    matrix, partner = pairs_of(world()), complement_of(world())
-    days = [events_of(world(), d) for d in range(NUMBER - 5, NUMBER + 1)]
+    delivery = day() if planted == world() else deliver(planted, NUMBER, 3)
+    requests, longer = delivery.requests, planted.memory_events / SCALING_HORIZON
+    matrix, partner = pairs_of(planted), complement_of(planted)
+    first = NUMBER - int(5 * planted.memory_days)
+    days = [events_of(planted, d) for d in range(first, NUMBER + 1)]
     for i in np.random.default_rng(0).choice(len(delivery.ad_I), 40, replace=False):
         user = requests.user_R[delivery.request_I[i]]
         ts = requests.ts_R[delivery.request_I[i]]
@@ -130,17 +139,18 @@ def test_terms_of_events_equal_a_walk_over_a_users_visible_events() -> None:
             for d in days
             for t, c, k, who in zip(d.ts_E, d.category_E, d.kind_E, d.id_E, strict=True)
             if who == delivery.users.id_U[user] and t + SCALING_DELAY_S * 1_000_000 < ts
-        ][-SCALING_HORIZON:]
+        ][-planted.memory_events :]
         same, pairs = 0.0, 0.0
         for place, (t, category, kind) in enumerate(seen):
-            age = np.exp(-(ts - t) / DAY_US)
+            age = np.exp(-(ts - t) / (planted.memory_days * DAY_US))
             same += age * SAME_WEIGHTS[kind] * (category == ad)
             before = seen[place - 1] if place else None
             if before and SCALING_KINDS[before[2]] == "view" and SCALING_KINDS[kind] == "cart":
                 pairs += age * matrix[before[1], ad]
+        same, pairs = same / longer, pairs / longer
         assert delivery.terms["same"][i] == pytest.approx(GAINS["same"] * np.tanh(same / 2.0))
         assert delivery.terms["pairs"][i] == pytest.approx(GAINS["pairs"] * np.tanh(pairs / 0.8))
-    assert partner[partner].tolist() != list(range(world().categories))
+    assert partner[partner].tolist() != list(range(planted.categories))
 
 
 def test_orders_matter_events_alone_do_not_tell_the_pairs() -> None:

@@ -17,6 +17,8 @@ BAD: list[tuple[str, Any, str]] = [
     ("shares", (0.5, 0.5), r"shares must be 3 long, one per surface of \['feed'"),
     ("shares", (0.6, 0.4, 0.0), r"shares must be above 0 each"),
     ("shares", (0.6, 0.3, 0.2), r"shares must be such that they add up to 1"),
+    ("memory_days", 11.0, r"memory_days must be in \(0, 10\]"),
+    ("memory_events", 0, r"source\.planted\.memory_events must be above 0"),
     ("activity_sd", 0.0, r"activity_sd must be in \(0, 2\]"),
 ]
 
