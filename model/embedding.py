@@ -88,6 +88,7 @@ class SparseArch(nn.Module):
             e.name: _Columns.of(tuple(a.table for a in e.attributes)) for e in features.events
         }
         self.order = self.features.order
+        self.in_order = self.order == sorted(self.order)
         buckets = {t.name: t.buckets for t in features.tables if t.name in used}
         self.tables: nn.Module = PlainTables(buckets, self.width, config.embedding_init_sd)
 
@@ -103,8 +104,9 @@ class SparseArch(nn.Module):
             name: iter(found[name].split([p.numel() for p in ids])) for name, ids in parts.items()
         }
         embedded_BX = torch.cat(self._blocks(self.features, pieces, batch.num_rows), dim=1)
+        embedded_BFD = embedded_BX.view(batch.num_rows, -1, self.width)
         return DenseInputs(
-            embedded_BFD=embedded_BX.view(batch.num_rows, -1, self.width)[:, self.order],
+            embedded_BFD=embedded_BFD if self.in_order else embedded_BFD[:, self.order],
             dense_BC=batch.dense_BC,
             events={name: self._events(name, batch.events[name], pieces) for name in self.events},
             surface_B=batch.surface_B,

@@ -49,7 +49,11 @@ def flops_by_part(
     }
     for event in features.events:
         entry = 2 * event.width * (config.embedding_dim * len(event.attributes) + 2)
-        parts[f"{event.name}.entry"] = entry * lengths[event.name]
+        length = lengths[event.name]
+        # DCNv2 takes the mean first: one projection whatever the length (of its shape, for arrays)
+        parts[f"{event.name}.entry"] = entry * (
+            length * 0 + 1 if config.arch == "dcnv2" else length
+        )
     trunk = _kunlun if config.arch == "kunlun" else trunk_flops
     return parts | trunk(config, features, lengths)
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from model.baselines.dcnv2 import DCNv2
 from model.baselines.din import DIN
 from model.baselines.interformer import InterFormer
+from model.baselines.mean import MeanEntry
 from model.baselines.widths import read_width, shallow_width
 from model.baselines.wukong import Wukong
 from model.batch import Batch
@@ -58,7 +59,8 @@ class DenseArch(nn.Module):
             else nn.Linear(config.embedding_dim, config.width, bias=False)
         )
         self.dense_token = nn.Linear(num_dense, config.width) if num_dense else None
-        self.entry = nn.ModuleDict({e.name: EventEntry(e, config) for e in features.events})
+        entry = MeanEntry if config.arch == "dcnv2" else EventEntry
+        self.entry = nn.ModuleDict({e.name: entry(e, config) for e in features.events})
         self.trunk = build_trunk(features, config)
         self.dropout = nn.Dropout(config.dropout)
         read = read_width(features, config) + num_dense

@@ -21,6 +21,7 @@ import kernels
 from kernels import Layout
 from model.config import EventType, ModelConfig
 from model.flops import folds
+from model.interaction import along_tokens
 from model.precision import Linear
 from model.sequence import Sequence
 
@@ -39,7 +40,7 @@ class Summarize(nn.Module):
 
     def forward(self, x_BND: Tensor) -> Tensor:
         """[B, n, D]."""
-        mixed_BnD = torch.matmul(self.mix.weight, self.norm(x_BND))
+        mixed_BnD = along_tokens(self.mix.weight, self.norm(x_BND))
         return mixed_BnD * torch.sigmoid(self.gate(mixed_BnD))
 
 
@@ -101,25 +102,25 @@ class PersonalizedFeedForward(nn.Module):
     def forward(self, sequence: Sequence, x_sum_BnD: Tensor, ad_BX: Tensor) -> Sequence:
         """The tower after its personalized feed-forward net."""
         state_PW, layout = self.norm(sequence.state_PW), sequence.layout
-        k_BHNK, v_BHNK = (
-            x.view(*x.shape[:2], self.heads, self.head_width).transpose(1, 2)
+        k_BNHK, v_BNHK = (
+            x.view(*x.shape[:2], self.heads, self.head_width)
             for x in self.generate(x_sum_BnD, ad_BX)
         )
         run = self._folded if self.folds else self._projected
-        state_PW = sequence.state_PW + run(state_PW, k_BHNK, v_BHNK, layout)
+        state_PW = sequence.state_PW + run(state_PW, k_BNHK, v_BNHK, layout)
         return Sequence(state_PW, sequence.angle_PR, layout)
 
     def _folded(self, state_PW: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
         """Heads that share an activation are one head with all of their keys."""
         shape = (self.heads, self.head_width, -1)
-        query_HKW, out_HKW = self.query.weight.view(shape), self.out.weight.t().reshape(shape)
-        k_BHNW, v_BHNW = torch.matmul(k, query_HKW), torch.matmul(v, out_HKW)
+        k_BNHW = _per_head(k, self.query.weight.view(shape))
+        v_BNHW = _per_head(v, self.out.weight.t().reshape(shape))
         turns = len(self.activations)
         parts = [
             kernels.gdpa(
                 state_PW[:, None],
-                k_BHNW[:, i::turns].flatten(1, 2)[:, None],
-                v_BHNW[:, i::turns].flatten(1, 2)[:, None],
+                k_BNHW[:, :, i::turns].flatten(1, 2)[:, None],
+                v_BNHW[:, :, i::turns].flatten(1, 2)[:, None],
                 layout,
                 scale=self.scale,
                 activation=name,
@@ -130,7 +131,15 @@ class PersonalizedFeedForward(nn.Module):
 
     def _projected(self, state_PW: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
         q_PHK = self.query(state_PW).view(-1, self.heads, self.head_width)
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
         if self.gain is not None:
             q_PHK, k = F.normalize(q_PHK, dim=-1) * self.gain, F.normalize(k, dim=-1)
         mixed_PHK = kernels.gdpa(q_PHK, k, v, layout, scale=self.scale, activation=self.activations)
         return self.out(mixed_PHK.flatten(1))
+
+
+def _per_head(values_BNHK: Tensor, weight_HKW: Tensor) -> Tensor:
+    """[B, N, H, W]: one product per head over all rows; one per row would copy the weight to it."""
+    flat_HXK = values_BNHK.reshape(-1, *values_BNHK.shape[2:]).transpose(0, 1)
+    product_HXW = torch.bmm(flat_HXK, weight_HKW)
+    return product_HXW.transpose(0, 1).reshape(*values_BNHK.shape[:3], -1)

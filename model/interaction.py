@@ -12,6 +12,14 @@ from model.config import ModelConfig
 from model.precision import Linear
 
 
+def along_tokens(weight_MN: Tensor, x_BND: Tensor) -> Tensor:
+    """[B, M, D]: a linear along the token axis.
+
+    A small product per row with a weight that is not copied; `matmul` would transpose X in memory.
+    """
+    return torch.bmm(weight_MN.expand(x_BND.shape[0], -1, -1), x_BND)
+
+
 class TokenLinear(nn.Module):
     """Linear along the token axis, [B, N, D] -> [B, M, D]; `identity` starts as a copy."""
 
@@ -22,7 +30,7 @@ class TokenLinear(nn.Module):
 
     def forward(self, x_BND: Tensor) -> Tensor:
         """[B, M, D]."""
-        return torch.matmul(self.weight_MN, x_BND)
+        return along_tokens(self.weight_MN, x_BND)
 
 
 class FactorizationBlock(nn.Module):
@@ -42,9 +50,9 @@ class FactorizationBlock(nn.Module):
         )
         nn.init.normal_(self.attend.bias, std=num_in**-0.5)
 
-    def forward(self, x_BND: Tensor) -> Tensor:
-        """[B, num_out, D]."""
-        y_BNr = self.attend(self.compress(x_BND).flatten(1)).view(*x_BND.shape[:2], self.rank)
+    def forward(self, x_BND: Tensor, compressed_BnD: Tensor) -> Tensor:
+        """[B, num_out, D]; Y is made from what `compress` makes of X."""
+        y_BNr = self.attend(compressed_BnD.flatten(1)).view(*x_BND.shape[:2], self.rank)
         pairs_BNr = torch.matmul(x_BND, torch.matmul(x_BND.transpose(1, 2), y_BNr))
         return self.mlp(self.norm(pairs_BNr.flatten(1))).view(x_BND.shape[0], -1, self.width)
 
@@ -63,10 +71,14 @@ class WukongLayer(nn.Module):
 
     def forward(self, x_BND: Tensor) -> Tensor:
         """[B, num_out, D]."""
-        blocks = [self.pairs(x_BND)]
+        # all that is linear along the tokens of X in one product
+        weights = [self.pairs.compress.weight_MN, self.residual.weight_MN]
         if self.linear is not None:
-            blocks.append(self.linear(x_BND))
-        return self.norm(torch.cat(blocks, dim=1) + self.residual(x_BND))
+            weights.append(self.linear.weight_MN)
+        mixed_BMD = along_tokens(torch.cat(weights), x_BND)
+        compressed_BnD, residual_BMD, *linear = mixed_BMD.split([len(w) for w in weights], dim=1)
+        pairs_BMD = self.pairs(x_BND, compressed_BnD)
+        return self.norm(torch.cat([pairs_BMD, *linear], dim=1) + residual_BMD)
 
 
 class GlobalInteraction(nn.Module):

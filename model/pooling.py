@@ -4,8 +4,8 @@ HSP (arXiv 2602.10016): learnable seeds read the sequence, Z = MHA(Norm(E), S, S
 compresses them, H = sum_i A_i^T Z W_i. Seeds are shared by all rows, so W_K is multiplied into
 the seeds and W_V is applied after pooling: nothing is projected per event.
 
-Suffixes: B rows, P slots, S seeds, Q pooled tokens, W tower width, D model width, H heads, K head
-width, k rank.
+Suffixes: B rows, P slots, S seeds, Y seeds of all rows, Q pooled tokens, W tower width, D model
+width, H heads, K head width, k rank.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import kernels
 from model.config import EventType
+from model.interaction import along_tokens
 from model.sequence import Sequence
 
 
@@ -36,14 +37,15 @@ class SeedAttention(nn.Module):
         query_HSK = self.query(self.seed_norm(self.seeds_SW)).view(-1, self.heads, self.head_width)
         folded_HSW = torch.matmul(query_HSK.transpose(0, 1), self.key_HKW)
         # the op divides by sqrt of its own key width W; the head's is K
-        folded_HSW = folded_HSW * (self.heads**0.5)
+        folded_SHW = (folded_HSW * (self.heads**0.5)).transpose(0, 1)
         state_P1W = self.norm(sequence.state_PW)[:, None]
         pooled_BX1W = kernels.seed_attention(
-            folded_HSW.flatten(0, 1)[:, None], state_P1W, state_P1W, sequence.layout
+            folded_SHW.flatten(0, 1)[:, None], state_P1W, state_P1W, sequence.layout
         )
-        pooled_BHSW = pooled_BX1W.view(-1, self.heads, *self.seeds_SW.shape)
-        z_BHSK = torch.matmul(pooled_BHSW, self.value_HWK)
-        return z_BHSK.transpose(1, 2).flatten(2)
+        # one product per head over all rows' seeds; a product per row would copy W_V to each
+        pooled_YHW = pooled_BX1W.reshape(-1, self.heads, self.seeds_SW.shape[1])
+        z_HYK = torch.bmm(pooled_YHW.transpose(0, 1), self.value_HWK)
+        return z_HYK.transpose(0, 1).reshape(-1, *self.seeds_SW.shape)
 
 
 class SumKronLinear(nn.Module):
@@ -57,7 +59,7 @@ class SumKronLinear(nn.Module):
 
     def forward(self, z_BSW: Tensor) -> Tensor:
         """[B, Q, D]."""
-        mixed_BXW = torch.matmul(self.rows_XS, z_BSW)
+        mixed_BXW = along_tokens(self.rows_XS, z_BSW)
         return self.columns(mixed_BXW.view(-1, self.tokens, self.columns.in_features))
 
 
@@ -72,7 +74,7 @@ class PlainCompress(nn.Module):
 
     def forward(self, z_BSW: Tensor) -> Tensor:
         """[B, Q, D]."""
-        return self.columns(torch.matmul(self.rows_QS, z_BSW))
+        return self.columns(along_tokens(self.rows_QS, z_BSW))
 
 
 class SeedPooling(nn.Module):

@@ -17,6 +17,7 @@ from model.embedding import EventInputs
 from model.precision import Linear
 
 MINUTE_S = 60.0
+ATTENDING = ("kunlun", "interformer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,22 +28,27 @@ class Sequence:
     angle_PR: Tensor | None
     layout: Layout
 
+    def mean(self) -> Tensor:
+        """[B, W]: the mean state of each row's events; rows without events give zeros."""
+        return kernels.jagged_pool(self.state_PW, self.layout)
+
 
 class EventEntry(nn.Module):
     """Attributes' embeddings and the log times of an event, projected to the tower's width."""
 
     def __init__(self, event: EventType, config: ModelConfig) -> None:
         super().__init__()
-        self.rote, self.tau_s = config.rote, config.rote_tau_s
+        # only trunks with attention among events read angles
+        self.rote = config.rote if config.arch in ATTENDING else "none"
+        self.tau_s = config.rote_tau_s
         self.theta_base, self.phi_base = config.rote_theta_base, config.rote_phi_base
         self.num_pairs = event.width // event.heads // 2
-        self.project = nn.Linear(config.embedding_dim * len(event.attributes) + 2, event.width)
+        self.project = entry_linear(event, config)
 
     def forward(self, inputs: EventInputs) -> Sequence:
         """Place the events of a batch in a layout."""
         layout = kernels.arrange(inputs.lengths_B)
-        times_E2 = torch.stack([inputs.gap_E, inputs.age_E], dim=1).div(MINUTE_S).log1p().mul(0.2)
-        state_EW = self.project(torch.cat([*inputs.embedded, times_E2], dim=1))
+        state_EW = self.project(torch.cat([*inputs.embedded, log_times(inputs)], dim=1))
         return Sequence(layout.pack(state_EW), self._angles(inputs, layout), layout)
 
     def _angles(self, inputs: EventInputs, layout: Layout) -> Tensor | None:
@@ -64,6 +70,16 @@ class EventEntry(nn.Module):
         """Angle of each pair per unit of position: base ** (-r / R)."""
         at_R: Tensor = torch.arange(self.num_pairs, dtype=like.dtype)
         return base ** (-at_R / self.num_pairs)
+
+
+def entry_linear(event: EventType, config: ModelConfig) -> nn.Linear:
+    """From an event's embeddings and times to its tower's width."""
+    return nn.Linear(config.embedding_dim * len(event.attributes) + 2, event.width)
+
+
+def log_times(inputs: EventInputs) -> Tensor:
+    """[E, 2]: gap and age of each event, in scaled log minutes."""
+    return torch.stack([inputs.gap_E, inputs.age_E], dim=1).div(MINUTE_S).log1p().mul(0.2)
 
 
 class SequenceAttention(nn.Module):

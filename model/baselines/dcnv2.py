@@ -10,12 +10,13 @@ Suffixes: B rows, N context tokens, D model width, W tower width, X width of x_0
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
-import kernels
+from model.baselines.mean import Mean
 from model.baselines.widths import flat_width
 from model.config import FeatureSet, ModelConfig
 from model.kunlun import Context, KunlunOutput
@@ -39,10 +40,11 @@ class DCNv2(nn.Module):
         self.cross = nn.ModuleList(nn.Linear(width, width) for _ in range(config.layers))
         self.deep = deep_network(width, config)
 
-    def forward(self, x_BND: Tensor, towers: dict[str, Sequence], context: Context) -> KunlunOutput:
+    def forward(
+        self, x_BND: Tensor, towers: Mapping[str, Sequence | Mean], context: Context
+    ) -> KunlunOutput:
         """Run both networks."""
-        means = [kernels.jagged_pool(s.state_PW, s.layout) for s in towers.values()]
-        x_BX = torch.cat([x_BND.flatten(1), *means], dim=1)
+        x_BX = torch.cat([x_BND.flatten(1), *(tower.mean() for tower in towers.values())], dim=1)
         crossed = [x_BX]
         for layer in self.cross:
             crossed.append(x_BX * layer(crossed[-1]) + crossed[-1])

@@ -55,8 +55,8 @@ def _flat(config: ModelConfig, features: FeatureSet, lengths: Lengths) -> dict[s
         parts["cross"] = config.layers * linear(width, width)
     for event in features.events:
         length = lengths[event.name]
-        parts[f"{event.name}.pool"] = 2 * event.width * length
         if config.arch == "din":
+            parts[f"{event.name}.pool"] = 2 * event.width * length
             parts[f"{event.name}.unit"] = _activation_unit(config, features, event, length)
     return parts
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-import kernels
 from model.baselines.widths import num_context_tokens, num_pooled_tokens
 from model.config import EventType, FeatureSet, ModelConfig
 from model.interaction import WukongLayer
@@ -34,7 +33,7 @@ class MeanPooling(nn.Module):
 
     def forward(self, sequence: Sequence) -> Tensor:
         """[B, Q, D]."""
-        mean_BW = kernels.jagged_pool(sequence.state_PW, sequence.layout)
+        mean_BW = sequence.mean()
         return self.out(mean_BW).view(mean_BW.shape[0], -1, self.width)
 
 

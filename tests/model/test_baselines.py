@@ -12,12 +12,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from trunk_reference import REFERENCES
 
 import kernels
+from model.baselines.mean import MeanEntry
 from model.baselines.widths import read_width, shallow_width
 from model.config import ConfigError, FeatureSet, ModelConfig
+from model.embedding import EventInputs
 from model.flops import flops_by_part, flops_per_row
 from model.foundation import FoundationModel, build_trunk, training_loss
 from model.kunlun import Context
-from model.sequence import Sequence
+from model.sequence import EventEntry, Sequence
 from model.snapshot import load_snapshot, save_snapshot
 
 ARCHS = tuple(REFERENCES)
@@ -119,8 +121,11 @@ def test_shared_parts_cost_the_same_for_every_trunk(features, arch):
     lengths = {"shown": 20, "organic": 10}
     parts = flops_by_part(ModelConfig(arch=arch), features, 2, lengths)
     kunlun = flops_by_part(ModelConfig(), features, 2, lengths)
-    for name in ("tokens", "shown.entry", "organic.entry"):
-        assert parts[name] == kunlun[name]
+    assert parts["tokens"] == kunlun["tokens"]
+    for name, length in lengths.items():
+        # DCNv2 projects the mean of a row's events alone
+        once = length if arch == "dcnv2" else 1
+        assert parts[f"{name}.entry"] * once == kunlun[f"{name}.entry"]
 
 
 @archs
@@ -179,3 +184,29 @@ def test_a_snapshot_remembers_its_trunk(build, features, tmp_path):
     save_snapshot(tmp_path, model, config=config, extra={}, **given)
     with torch.no_grad():
         assert torch.equal(load_snapshot(tmp_path)(batch).logits_BK, model(batch).logits_BK)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
+def test_a_mean_may_be_taken_before_the_projection(features, lengths):
+    config, event = ModelConfig(arch="dcnv2"), features.events[0]
+    early, late = MeanEntry(event, config).double(), EventEntry(event, config).double()
+    late.load_state_dict(early.state_dict())
+    torch.manual_seed(3)
+    lengths_B, total = torch.tensor(lengths), sum(lengths)
+    widths = [config.embedding_dim] * len(event.attributes)
+    embedded = tuple(torch.randn(total, w).double().requires_grad_() for w in widths)
+    times = {name: 900 * torch.rand(total).double() for name in ("gap_E", "age_E")}
+    inputs = EventInputs(embedded=embedded, lengths_B=lengths_B, **times)
+    got, want = [early(inputs).mean()], [late(inputs).mean()]
+    torch.testing.assert_close(got, want)
+    mine = gradients(got, [*embedded, *early.parameters()])
+    torch.testing.assert_close(mine, gradients(want, [*embedded, *late.parameters()]))
+
+
+def test_angles_are_made_where_attention_reads_them(build, features):
+    batch = make_batch(features)
+    for arch, reads in {"kunlun": True, "interformer": True, "wukong": False, "din": False}.items():
+        model, seen = build(arch=arch).eval(), []
+        model.dense.entry["shown"].register_forward_hook(lambda m, i, o, s=seen: s.append(o))
+        model(batch)
+        assert (seen[0].angle_PR is not None) == reads
