@@ -16,6 +16,7 @@ from torch import Tensor
 from kernels.attention import eager as _attention
 from kernels.dispatch import Backend, choose_backend
 from kernels.gdpa import eager as _gdpa
+from kernels.jagged_pool import eager as _pool
 from kernels.layout import Bucket, Layout, arrange
 from kernels.mxfp8 import eager as _mxfp8
 from kernels.mxfp8.eager import PLAIN, Mxfp8, Recipe
@@ -118,11 +119,15 @@ def jagged_pool(
     *,
     mode: Literal["mean", "sum", "softmax"] = "mean",
     logits_P: Tensor | None = None,
+    backend: Backend = "auto",
 ) -> Tensor:
     """[B, D]: mean, sum or softmax-weighted sum of each row's events; empty rows give zeros."""
     if (mode == "softmax") != (logits_P is not None):
         raise ValueError(f"logits_P goes with mode 'softmax' alone, got mode {mode!r}; fix one")
-    return _pooling.jagged_pool(values_PD, layout, mode=mode, logits_P=logits_P)
+    triton = _is_triton(backend, values_PD)
+    run = _triton("jagged_pool").jagged_pool if triton else _pool.jagged_pool
+    pooled_BD: Tensor = run(values_PD, layout, mode=mode, logits_P=logits_P)
+    return pooled_BD
 
 
 def mxfp8_quantize(x_MN: Tensor, *, square: bool = False, stochastic: bool = False) -> Mxfp8:

@@ -24,6 +24,7 @@ from triton.compiler import ASTSource
 
 from kernels.attention import triton_kernel as attention
 from kernels.gdpa import triton_kernel as gdpa
+from kernels.jagged_pool import triton_kernel as pool
 from kernels.pooling import triton_kernel as pooling
 
 CHIPS = (90, 100)
@@ -33,7 +34,7 @@ KINDS = {
     "*i32": ("row_Z", "start_Z", "row_Y", "start_Y"),
     "*fp32": ("angle_q", "angle_k", "log_sum", "mean", "rows_q"),
     "fp32": ("scale",),
-    "i32": ("num_keys", "heads", "first_head", "head_step", "reach", "num_seeds"),
+    "i32": ("num_keys", "heads", "first_head", "head_step", "reach", "num_seeds", "num_columns"),
 }
 NUMBERS = {name: kind for kind, names in KINDS.items() for name in names}
 
@@ -75,6 +76,8 @@ def kernels_of(width: int) -> list[tuple[str, Any, dict[str, Any]]]:
         ("seeds dQ", pooling.backward_q, of_seeds),
         ("seeds dK dV", pooling.backward_kv, of_seeds),
     ]
+    of_pool = {"TILE": pool.TILE, "COLUMNS": pool.COLUMNS, "MODE": pool.SOFTMAX, "SUM": tl.float32}
+    found += [("pool forward", pool.forward, of_pool), ("pool backward", pool.backward, of_pool)]
     for mode, label in enumerate(("full", "window", "block")):
         options = shared | {"TILE": attention.TILE, "MODE": mode, "TURNED": True}
         found += [

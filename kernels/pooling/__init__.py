@@ -1,1 +1,1 @@
-"""The pooling ops: reference.py to read, eager.py to run."""
+"""Seed attention: reference.py to read, eager.py to run."""

@@ -28,7 +28,7 @@ def test_all_programs_fit(chip):
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(f"| sm_{chip} |") == 15
+    assert done.stdout.count(f"| sm_{chip} |") == 17
 
 
 def test_a_stack_that_the_program_asks_for_is_no_spill():

@@ -18,6 +18,7 @@ from kernels.attention import reference as attention
 from kernels.attention import triton_op as attention_op
 from kernels.dispatch import choose_backend
 from kernels.gdpa import reference as gdpa_reference
+from kernels.jagged_pool import reference as pool_reference
 from kernels.pooling import reference as pooling
 from kernels.tiles import tiles_of
 
@@ -132,6 +133,20 @@ def test_seeds_read_rows_as_their_formula_says(dtype):
     near(got, want, [q, k, v], dtype)
 
 
+@by_dtype
+@pytest.mark.parametrize("mode", ["mean", "sum", "softmax"])
+@pytest.mark.parametrize("columns", [3, 70])
+def test_rows_are_pooled_as_their_formula_says(columns, mode, dtype):
+    layout, lengths = layout_of(LENGTHS), torch.tensor(LENGTHS)
+    x, logits = rand(dtype, 91, columns), rand(dtype, 91)
+    weighted = mode == "softmax"
+    packed = layout.pack(logits) if weighted else None
+    got = kernels.jagged_pool(layout.pack(x), layout, mode=mode, logits_P=packed, backend="triton")
+    exact = logits.double() if weighted else None
+    want = pool_reference.jagged_pool(x.double(), lengths, mode=mode, logits_E=exact)
+    near(got, want, [x, logits], dtype)
+
+
 @pytest.mark.parametrize("lengths", [[], [0, 0]], ids=["no-rows", "empty-rows"])
 def test_nothing_to_read_gives_zeros(lengths):
     layout = layout_of(lengths)
@@ -142,8 +157,10 @@ def test_nothing_to_read_gives_zeros(lengths):
         kernels.jagged_attention(nothing, nothing, nothing, layout, window=3, backend="triton"),
         kernels.seed_attention(seeds, nothing, nothing, layout, backend="triton"),
         kernels.gdpa(nothing, keys, keys, layout, scale=1.0, backend="triton"),
+        kernels.jagged_pool(nothing[:, 0], layout, backend="triton"),
     ]
-    assert [tuple(o.shape) for o in outs] == [(0, 2, 8), (len(lengths), 3, 2, 8), (0, 2, 8)]
+    rows = len(lengths)
+    assert [tuple(o.shape) for o in outs] == [(0, 2, 8), (rows, 3, 2, 8), (0, 2, 8), (rows, 8)]
     assert not any(o.any() for o in outs)
 
 
@@ -162,6 +179,7 @@ def test_values_that_are_not_packed_are_refused():
         lambda: kernels.jagged_attention(flat, flat, flat, layout, backend="triton"),
         lambda: kernels.seed_attention(flat, flat, flat, layout, backend="triton"),
         lambda: kernels.gdpa(flat, flat, flat, layout, scale=1.0, backend="triton"),
+        lambda: kernels.jagged_pool(flat[:, 0], layout, backend="triton"),
     ):
         with pytest.raises(ValueError, match="must have 10 slots, got 8; pack them"):
             run()
@@ -191,6 +209,7 @@ def test_each_op_is_one_node_whose_fake_tells_the_truth():
         (ops.jagged_attention.default, (q, k, v, [], tiles + tiles, 0, 0)),
         (ops.seed_attention.default, (q[:2], k, v, tiles)),
         (ops.gdpa.default, (q, keys, keys, tiles, 0.5, [0])),
+        (ops.jagged_pool.default, (q[:, 0], q[:, 0, 0].contiguous(), tiles, 2)),
     ]
     for op, arguments in calls:
         checks = ("test_schema", "test_autograd_registration", "test_faketensor")

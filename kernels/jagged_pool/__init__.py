@@ -1,0 +1,1 @@
+"""Sums of jagged rows: reference.py to read, eager.py to run."""
