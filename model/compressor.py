@@ -2,10 +2,9 @@
 
 LoopFM (arXiv 2605.29280): an autoencoder trained beside the model, with no gradient into it; the
 code ends in tanh, so that it quantizes well. Every prefix of the code (a quarter, a half, all of
-it) must reconstruct the input, so any of them may be stored: rows decode the prefixes in turn
-(nested dropout, arXiv 1402.0915), a third of the products of decoding every prefix of every row.
+it) must reconstruct the input, so any of them may be stored.
 
-Suffixes: B rows, X activations, d code width, P prefixes.
+Suffixes: B rows, X activations, d code width.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from model.losses import prefix_loss
 
 
 class Compressor(nn.Module):
@@ -35,11 +36,6 @@ class Compressor(nn.Module):
         code_Bd = self.encode(target_BX)
         if not self.training:
             return code_Bd, code_Bd.new_zeros(())
-        return code_Bd, F.mse_loss(self.decode(code_Bd * self._kept(code_Bd)), target_BX)
-
-    def _kept(self, code_Bd: Tensor) -> Tensor:
-        """[B, d]: 1 within a row's prefix; the rows of a batch take the prefixes in turn."""
-        rows, width = code_Bd.shape
-        prefix_P = torch.tensor(self.prefixes, device=code_Bd.device)
-        prefix_B = prefix_P[torch.arange(rows, device=code_Bd.device) % len(self.prefixes)]
-        return torch.arange(width, device=code_Bd.device) < prefix_B[:, None]
+        kept = [torch.arange(code_Bd.shape[1]) < p for p in self.prefixes]
+        stacked = self.decode(torch.stack([code_Bd * k for k in kept]))
+        return code_Bd, prefix_loss(list(stacked), target_BX)

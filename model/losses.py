@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -20,3 +21,9 @@ def label_loss(logits_BK: Tensor, batch: Batch, task_weight_K: Tensor) -> Tensor
     loss_BK = F.binary_cross_entropy_with_logits(logits_BK, batch.labels_BK, reduction="none")
     total_K = weight_BK.sum(0).clamp_min(MIN_SHARE * batch.num_rows)
     return ((loss_BK * weight_BK).sum(0) / total_K * task_weight_K).sum()
+
+
+def prefix_loss(decode: list[Tensor], target_BX: Tensor) -> Tensor:
+    """Mean squared error of each prefix's reconstruction, averaged over the prefixes."""
+    errors = [F.mse_loss(x_BX, target_BX) for x_BX in decode]
+    return torch.stack(errors).mean()

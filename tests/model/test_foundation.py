@@ -199,14 +199,3 @@ def test_features_survive_json(features):
 def test_config_survives_json():
     config = replace(ModelConfig(), gdpa_activation=("gelu", "relu"), gdpa_tau=3.0)
     assert config_from(json.loads(json.dumps(asdict(config)))) == config
-
-
-def test_rows_decode_the_prefixes_of_their_codes_in_turn(build, features):
-    compressor, seen = build().train().dense.compressor, []
-    compressor.decode.register_forward_hook(lambda m, i, o: seen.append(i[0]))
-    code_Bd, loss = compressor(torch.randn(7, compressor.num_inputs))
-    assert torch.isfinite(loss)
-    for row in range(7):
-        prefix = compressor.prefixes[row % len(compressor.prefixes)]
-        assert torch.equal(seen[0][row, :prefix], code_Bd[row, :prefix])
-        assert not seen[0][row, prefix:].any()
