@@ -72,7 +72,7 @@ class WukongLayer(nn.Module):
     def forward(self, x_BND: Tensor) -> Tensor:
         """[B, num_out, D]."""
         # all that is linear along the tokens of X in one product
-        weights = [self.pairs.compress.weight_MN, self.residual.weight_MN]
+        weights: list[Tensor] = [self.pairs.compress.weight_MN, self.residual.weight_MN]
         if self.linear is not None:
             weights.append(self.linear.weight_MN)
         mixed_BMD = along_tokens(torch.cat(weights), x_BND)

@@ -47,7 +47,9 @@ class MeanEntry(nn.Module):
 
 def mean_of_rows(values_EX: Tensor, lengths_B: Tensor) -> Tensor:
     """[B, X]: mean of each row's flat events; rows without events give zeros."""
-    mean_BX: Tensor = _MeanOfRows.apply(values_EX, lengths_B)
+    mean_BX: Tensor = _MeanOfRows.apply(  # type: ignore[no-untyped-call]
+        values_EX, lengths_B
+    )
     return mean_BX
 
 
