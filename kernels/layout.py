@@ -32,6 +32,25 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """Where a row lies: its events are the slots [begin, end), those up to `stop` are free."""
+
+    row: int
+    begin: int
+    end: int
+    stop: int
+
+    def of(self, values_PHK: Tensor) -> Tensor:
+        """The row's events by head, a [H, t, K] view."""
+        return values_PHK[self.begin : self.end].transpose(0, 1)
+
+    def clear(self, values_PHK: Tensor) -> None:
+        """Zeros in the free slots."""
+        if self.stop > self.end:
+            values_PHK[self.end : self.stop].zero_()
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """Slots of a jagged batch. `order_R` lists the rows that have events, in bucket order."""
 
@@ -100,6 +119,14 @@ class Layout:
         """Events of every row, one list per bucket."""
         length_R = self.lengths_B[self.order_R]
         return [part.tolist() for part in length_R.split([b.num_rows for b in self.buckets])]
+
+    def spans(self) -> list[Span]:
+        """Where every row that has events lies, in bucket order; together they are all slots."""
+        rows = self.order_R.tolist()
+        begin_R, length_R = self.begin_B[self.order_R], self.lengths_B[self.order_R]
+        begins, ends = begin_R.tolist(), (begin_R + length_R).tolist()
+        stops = [*begins[1:], self.num_slots]
+        return [Span(*of_row) for of_row in zip(rows, begins, ends, stops, strict=True)]
 
     def take_rows(self, values_BX: Tensor) -> Tensor:
         """Per-row values in bucket order, empty rows left out."""

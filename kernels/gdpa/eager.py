@@ -1,6 +1,6 @@
 """GDPA on dense buckets of a `Layout`: two batched matrix products and one activation.
 
-Unequal long rows are taken one by one: there a free slot costs more than a few small ops.
+Long rows are taken one by one: there a free slot costs more than a few small ops.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.gdpa.long import LongGdpa
 from kernels.gdpa.reference import activate
 from kernels.layout import Layout
 
-LONG = 512  # slots of a bucket, beyond which unequal rows are taken one by one
+LONG = 128  # slots a row, from which on rows are taken one by one
 
 
 def gdpa(
@@ -27,30 +28,14 @@ def gdpa(
     if not layout.buckets:
         return torch.zeros_like(q_PHK)
     names = (activation,) if isinstance(activation, str) else activation
-    of_rows = (layout.rows(k_BHNK * scale), layout.rows(v_BHNK))
-    blocks = zip(layout.buckets, layout.blocks(q_PHK), *of_rows, strict=True)
-    lengths = layout.row_lengths() if layout.buckets[-1].length > LONG else []
-    parts = []
-    for i, (bucket, q, k, v) in enumerate(blocks):
-        if bucket.length > LONG and bucket.valid_bT is not None:
-            parts += _by_row(q, k, v, lengths[i], names)
-        else:
-            parts.append(_block(q, k, v, names).flatten(0, 1))
+    k_BHNK = k_BHNK * scale
+    if layout.num_slots >= LONG * len(layout.order_R):
+        out_PHK: Tensor = LongGdpa.apply(q_PHK, k_BHNK, v_BHNK, layout.spans(), names)
+        return out_PHK
+    of_rows = (layout.rows(k_BHNK), layout.rows(v_BHNK))
+    blocks = zip(layout.blocks(q_PHK), *of_rows, strict=True)
+    parts = [_block(q, k, v, names).flatten(0, 1) for q, k, v in blocks]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _by_row(
-    q_bTHK: Tensor, k_bHNK: Tensor, v_bHNK: Tensor, lengths: list[int], names: tuple[str, ...]
-) -> list[Tensor]:
-    """Each row's events, then zeros for its free slots."""
-    size = q_bTHK.shape[1]
-    spans = [span for n in lengths for span in (n, size - n)]
-    events = q_bTHK.flatten(0, 1)[None].split(spans, dim=1)[::2]
-    parts = []
-    for q, k, v in zip(events, k_bHNK.split(1), v_bHNK.split(1), strict=True):
-        out_THK = _block(q, k, v, names)[0]
-        parts += [out_THK, out_THK.new_zeros(size - len(out_THK), *out_THK.shape[1:])]
-    return parts
 
 
 def _block(q_bTHK: Tensor, k_bHNK: Tensor, v_bHNK: Tensor, names: tuple[str, ...]) -> Tensor:

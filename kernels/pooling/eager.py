@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.layout import Bucket, Layout
-from kernels.pooling.long import LongSeeds, spans_of
+from kernels.pooling.long import LongSeeds
 
 LONG = 100  # slots a row, from which on rows are read one by one
 
@@ -18,7 +18,7 @@ def seed_attention(q_SHK: Tensor, k_PHK: Tensor, v_PHK: Tensor, layout: Layout) 
     if layout.num_slots < LONG * len(layout.order_R):
         return layout.put_rows(_by_bucket(q_SHK, k_PHK, v_PHK, layout))
     q_HSK = (q_SHK * q_SHK.shape[2] ** -0.5).transpose(0, 1).contiguous()
-    out_RHSK: Tensor = LongSeeds.apply(q_HSK, k_PHK, v_PHK, spans_of(layout))
+    out_RHSK: Tensor = LongSeeds.apply(q_HSK, k_PHK, v_PHK, layout.spans())
     return layout.put_rows(out_RHSK.transpose(1, 2))
 
 

@@ -89,3 +89,29 @@ def test_rows_do_not_see_each_other_under_a_window():
     k[300:], v[300:] = 7.0, -7.0
     other = kernels.jagged_attention(*map(layout.pack, (q, k, v)), layout, window=9)
     torch.testing.assert_close(layout.unpack(other)[:300], layout.unpack(clean)[:300])
+
+
+@ids
+def test_gdpa_under_relu_on_long_rows(lengths):
+    layout, rows = kernels.arrange(torch.tensor(lengths)), len(lengths)
+    shapes = [(sum(lengths), 3, 8), (rows, 3, 5, 8), (rows, 3, 5, 8)]
+    inputs = [rand(torch.float64, *shape) for shape in shapes]
+    names = ("relu", "identity")
+    q, k, v = inputs
+    got = layout.unpack(kernels.gdpa(layout.pack(q), k, v, layout, scale=0.3, activation=names))
+    want = gdpa_reference.gdpa(*inputs, layout.lengths_B, scale=0.3, activation=names)
+    near(got, want, inputs)
+
+
+@ids
+def test_free_slots_stay_zero(lengths):
+    layout, rows = kernels.arrange(torch.tensor(lengths)), len(lengths)
+    free = layout.pack(torch.ones(sum(lengths), 1, 1)) == 0
+    q, k, v = (layout.pack(rand(torch.float32, sum(lengths), 2, 8)).detach() for _ in range(3))
+    keys, values, seeds = (rand(torch.float32, n, 2, 5, 8).detach() for n in (rows, rows, 1))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    gdpa = kernels.gdpa(q, keys, values, layout, scale=0.3)
+    pooled = kernels.seed_attention(seeds[0].transpose(0, 1), k, v, layout)
+    grads = torch.autograd.grad(gdpa.sum() + pooled.square().sum(), leaves)
+    for slots in (gdpa, *grads):
+        assert (slots * free == 0).all()
