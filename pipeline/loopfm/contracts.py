@@ -7,9 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from data_contracts import frames, representations
+from pipeline.loopfm.lake import codes_of, day_files, read_bucket
 from pipeline.run.contract import docs_folder, require_columns, settle
 from pipeline.run.errors import DataError
 from pipeline.run.manifest import Manifest, Outcome, need_manifest, produce
@@ -68,15 +70,26 @@ def wanted(run: Run) -> pl.DataFrame:
 def _vectors(
     run: Run, index: dict[str, Any], spec: representations.RepresentationsSpec
 ) -> pl.LazyFrame:
+    four_bits = run.config.transfer.lake_format != "same"
     parts = []
     for day in sorted(index["days"]):
-        folder = run.lake("representations", f"epoch={index['epoch']}", f"day={day}")
-        files = sorted(folder.glob("bucket=*.parquet"))
-        if not files:
-            raise DataError(f"{folder} holds no vectors, though the index names it; run represent")
-        frame = pl.scan_parquet(files, hive_partitioning=False)
-        require_columns(f"representations/{day}", frame.collect_schema().names(), spec.required)
+        files = day_files(run, index, day)
+        found = pl.scan_parquet(files, hive_partitioning=False).collect_schema().names()
+        require_columns(f"representations/{day}", found, spec.required)
+        frame = _unpacked(files) if four_bits else pl.scan_parquet(files, hive_partitioning=False)
         parts.append(frame.select(*spec.required, "z").with_columns(pl.lit(day).alias("day")))
     if not parts:
         raise DataError(f"the index of {run.config.day} names no days; run represent again")
     return representations.prepared(pl.concat(parts, how="vertical_relaxed"))
+
+
+def _unpacked(files: list[Path]) -> pl.LazyFrame:
+    """Four-bit vectors as lists of numbers."""
+    frames = []
+    for path in files:
+        table = read_bucket(path)
+        codes_Nd = codes_of(table).astype(np.float32)
+        frame = pl.DataFrame(pl.from_arrow(table.drop_columns("z")))
+        z = pl.Series("z", codes_Nd, dtype=pl.Array(pl.Float32, codes_Nd.shape[1]))
+        frames.append(frame.with_columns(z))
+    return pl.concat(frames).lazy()

@@ -18,6 +18,7 @@ from model.foundation import FoundationModel
 from model.snapshot import load_snapshot
 from pipeline.loopfm.epoch import Epoch, epoch_in_force
 from pipeline.loopfm.lake import INDEX, Representations, day_folder, write_bucket
+from pipeline.loopfm.nibbles import Floats, codebook
 from pipeline.loopfm.scoring import score
 from pipeline.loopfm.sequence import Int64s
 from pipeline.mixing.canonical import bucket_file, partitions
@@ -69,19 +70,33 @@ def _represent_day(
 
     def build(folder: Path) -> Outcome:
         rows, bucket_N = _score_day(run, source(), day)
+        values_C = _codebook(run, rows)
         for bucket in range(run.config.window.num_buckets):
             mine = rows.take(bucket_N == bucket)
-            write_bucket(bucket_file(folder, bucket), mine, epoch, names)
-        return Outcome(rows=len(rows))
+            write_bucket(bucket_file(folder, bucket), mine, epoch, names, values_C)
+        staleness = [int(t) - epoch.fm_cut_us for t in rows.ts_us_N[[0, -1]]] if len(rows) else []
+        return Outcome(rows=len(rows), figures={"staleness_us": staleness})
 
     return produce(
         day_folder(run, epoch.id, day),
         stage="represent",
         unit=day,
         inputs=inputs,
-        settings=(run.config.transfer.quantization, names, run.config.window.num_buckets),
+        settings=(_stored_as(run), names, run.config.window.num_buckets),
         build=build,
     )
+
+
+def _stored_as(run: Run) -> str:
+    """Byte format, or the four-bit one."""
+    four_bit = run.config.transfer.lake_format
+    return run.config.transfer.quantization if four_bit == "same" else four_bit
+
+
+def _codebook(run: Run, rows: Representations) -> Floats | None:
+    """What a day's four-bit codes stand for; None where they lie in bytes or float32."""
+    kind = run.config.transfer.lake_format
+    return None if kind == "same" else codebook(rows.z_Nd.astype(np.float32), kind)
 
 
 def _data_prints(run: Run, days: tuple[str, ...]) -> dict[str, str]:
@@ -118,13 +133,14 @@ def _score_day(run: Run, source: _Source, day: str) -> tuple[Representations, In
     columns = source.loader.columns
     begin_us = day_begin_us(day)
     first, end = np.searchsorted(columns["ts_us"], [begin_us, begin_us + DAY_US]).tolist()
+    as_stored = run.config.transfer.lake_format == "same"
     scores = score(
         source.model,
         _batches(source.loader, first, end),
         num_rows=end - first,
         width=run.config.model.representation_dim,
         num_objectives=len(run.config.objectives),
-        quantization=run.config.transfer.quantization,
+        quantization=run.config.transfer.quantization if as_stored else "float32",
         title=f"represent {day}",
     )
     rows = Representations(

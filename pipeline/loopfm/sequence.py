@@ -1,8 +1,8 @@
-"""The LoopFM feature: the mean of a user's last representations before an impression.
+"""Which of a user's events come before an impression: stored once, found by place.
 
-Structure and rule of visibility follow arXiv 2605.29280: a representation enters only strictly
-before the impression, and never the impression's own. Suffixes: N stored vectors, R rows that
-ask, d code width.
+The rule of visibility follows arXiv 2605.29280: a representation enters only strictly before the
+impression, and never the impression's own. Suffixes: N stored events, R rows that ask, U owners,
+T distinct times.
 """
 
 from __future__ import annotations
@@ -58,37 +58,9 @@ def index_by_owner(owner_N: npt.NDArray[np.generic], ts_us_N: Int64s) -> OwnerIn
     return OwnerIndex(order_N=order_N, keys_N=keys_N[order_N], owners_U=owners_U, times_T=times_T)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SequenceMeans:
-    """`mean_Rd`: float32 in the codes' unit, zero where `count_R` (int64) is zero."""
-
-    mean_Rd: npt.NDArray[np.float32]
-    count_R: Int64s
-
-
-def sequence_means(
-    *,
-    user_N: Int64s,
-    ts_us_N: Int64s,
-    z_Nd: npt.NDArray[np.generic],
-    user_R: Int64s,
-    ts_us_R: Int64s,
-    length: int,
-    delay_us: int,
-) -> SequenceMeans:
-    """Mean of each row's last `length` vectors of its user with ts + delay < the row's ts.
-
-    `z_Nd` is int8 or float32 as stored; int8 sums are exact integers, so that the result does
-    not depend on the order of summation. `delay_us` is the availability delay of the event
-    that a vector belongs to. Means are in the stored unit (divide int8 ones by 127).
-    """
-    index = index_by_owner(user_N, ts_us_N)
-    end_R = index.ends(user_R, ts_us_R - delay_us)
-    begin_R = np.maximum(index.begins(user_R), end_R - length)
-    exact = np.int64 if z_Nd.dtype == np.int8 else np.float64
-    total_Nd = np.zeros((len(user_N) + 1, z_Nd.shape[1]), dtype=exact)
-    np.cumsum(z_Nd[index.order_N], axis=0, dtype=exact, out=total_Nd[1:])
-    count_R = end_R - begin_R
-    sum_Rd = (total_Nd[end_R] - total_Nd[begin_R]).astype(np.float64)
-    mean_Rd = sum_Rd / np.maximum(count_R, 1)[:, None]
-    return SequenceMeans(mean_Rd=mean_Rd.astype(np.float32), count_R=count_R)
+def last_spans(
+    index: OwnerIndex, owner_R: npt.NDArray[np.generic], before_us_R: Int64s, length: int
+) -> tuple[Int64s, Int64s]:
+    """Per row the places [begin, end) in `order_N` of its owner's last `length` events before."""
+    end_R = index.ends(owner_R, before_us_R)
+    return np.maximum(index.begins(owner_R), end_R - length), end_R

@@ -1,6 +1,6 @@
 """The rows of a surface's students: features, labels by time, soft labels and histories.
 
-Suffixes: R rows of the surface in time order, N representations, K objectives, d code width.
+Suffixes: R rows of the surface in time order, N stored events, K objectives, d code width.
 """
 
 from __future__ import annotations
@@ -12,14 +12,19 @@ import polars as pl
 import torch
 
 from model.batch import Batch
-from pipeline.loopfm.compress import SCALE
+from model.config import EventType, FeatureSet
+from model.student_sequence import History
+from pipeline.loopfm.compress import unpack
 from pipeline.loopfm.lake import Representations, read_representations
-from pipeline.loopfm.sequence import sequence_means
+from pipeline.loopfm.sequence import index_by_owner, last_spans
 from pipeline.loopfm.training import StudentRows
 from pipeline.mixing.canonical import bucket_file
+from pipeline.mixing.hashing import bucket_of
 from pipeline.mixing.loader import Loader
+from pipeline.mixing.packing import pack_events
+from pipeline.mixing.timeline import TimelineReader
 from pipeline.run.config import RunConfig
-from pipeline.run.errors import DataError
+from pipeline.run.errors import ConfigError, DataError
 from pipeline.run.paths import Run
 from pipeline.run.window import Window, window_of
 
@@ -33,20 +38,25 @@ class SurfaceRows:
 
     `ids`: impression_id, user_id, ts_us. `y_RK`: labels. `train_RK`, `test_RK`: where a label
     may be trained on (known before the cut) and where it is scored (known from the cut on).
+    `places`: bucket and g, where a row lies in the lake.
     """
 
     ids: pl.DataFrame
+    places: pl.DataFrame
     rows: StudentRows
     y_RK: np.ndarray
     train_RK: np.ndarray
     test_RK: np.ndarray
 
 
-def surface_rows(run: Run, surface: str) -> SurfaceRows:
-    """Gather a surface's rows; `DataError` when nothing can be trained on or scored."""
-    log = _gather(run, surface)
+def surface_rows(run: Run, surface: str, *, features: FeatureSet, raw: bool) -> SurfaceRows:
+    """Gather a surface's rows; `DataError` when nothing can be trained on or scored.
+
+    `features`: what the batch holds, `raw`: whether the rows have the events themselves too.
+    """
+    log = _gather(run, surface, features)
     stored = read_representations(run)
-    own = stored.take(_places(log.ids, stored))
+    own_R = _places(log.ids, stored)
     known = _labels(run, log.ids)
     names: list[str] = [o.name for o in run.config.objectives]
     y_RK = np.stack([known[f"y_{n}"].to_numpy() for n in names], axis=1)
@@ -63,9 +73,23 @@ def surface_rows(run: Run, surface: str) -> SurfaceRows:
         mask_BK=torch.from_numpy(train_RK.astype(np.float32)),
         weight_BK=torch.ones(y_RK.shape, dtype=torch.float32),
     )
-    rows = _with_transfer(run.config, batch, log.ids, stored, own.logits_NK)
-    ids = log.ids.select("impression_id", "user_id", "ts_us")
-    return SurfaceRows(ids=ids, rows=rows, y_RK=y_RK, train_RK=train_RK, test_RK=test_RK)
+    loop, own = _histories(run.config, log.ids, stored, own_R)
+    soft_RK = torch.sigmoid(torch.from_numpy(stored.logits_NK[own_R]))
+    rows = StudentRows(
+        batch=batch,
+        soft_RK=soft_RK,
+        loop=loop,
+        own=own,
+        raw=_raw_history(run, features, log.ids) if raw else None,
+    )
+    return SurfaceRows(
+        ids=log.ids.select("impression_id", "user_id", "ts_us"),
+        places=log.ids.select("bucket", "g"),
+        rows=rows,
+        y_RK=y_RK,
+        train_RK=train_RK,
+        test_RK=test_RK,
+    )
 
 
 def history_delay_us(config: RunConfig) -> int:
@@ -74,18 +98,35 @@ def history_delay_us(config: RunConfig) -> int:
     return 1_000_000 * max(shown, default=DEFAULT_DELAY_S)
 
 
+def raw_event(features: FeatureSet) -> EventType:
+    """The event type behind the representations: impressions; `ConfigError` without one."""
+    shown = [e for e in features.events if e.source == "impressions"]
+    if not shown:
+        raise ConfigError(
+            "arms with raw history need an event type of impressions, got "
+            f"{[e.name for e in features.events]}; declare one or leave these arms out"
+        )
+    return shown[0]
+
+
+def with_matches(features: FeatureSet, every: FeatureSet) -> FeatureSet:
+    """A student's features and the match counts of impressions; they come last."""
+    event = raw_event(every).name
+    return replace(features, matches=tuple(m for m in every.matches if m.event == event))
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Log:
     ids: pl.DataFrame
     batch: Batch
 
 
-def _gather(run: Run, surface: str) -> _Log:
+def _gather(run: Run, surface: str, features: FeatureSet) -> _Log:
     loader = Loader(
         run,
         "log",
         batch_size=GATHER_BATCH,
-        features=run.config.features.for_students(),
+        features=features,
         events=False,
         order="time",
     )
@@ -147,27 +188,44 @@ def _masks(known: pl.DataFrame, names: list[str], window: Window) -> tuple[np.nd
     return train_RK, test_RK
 
 
-def _with_transfer(
-    config: RunConfig,
-    batch: Batch,
-    ids: pl.DataFrame,
-    stored: Representations,
-    logits_RK: np.ndarray,
-) -> StudentRows:
-    means = sequence_means(
-        user_N=stored.user_N,
-        ts_us_N=stored.ts_us_N,
-        z_Nd=stored.z_Nd,
-        user_R=ids["user_id"].to_numpy(),
-        ts_us_R=ids["ts_us"].to_numpy(),
-        length=config.transfer.sequence_len,
-        delay_us=history_delay_us(config),
-    )
-    unit = SCALE if stored.z_Nd.dtype == np.int8 else 1
-    return StudentRows(
-        batch=batch,
-        soft_RK=torch.sigmoid(torch.from_numpy(np.ascontiguousarray(logits_RK))),
-        sequence_Rd=torch.from_numpy(means.mean_Rd / np.float32(unit)),
-        # Counts grow with the epoch's age, beyond what was trained on: only "some" is said.
-        count_R=torch.from_numpy((means.count_R > 0).astype(np.float32)),
+def _histories(
+    config: RunConfig, ids: pl.DataFrame, stored: Representations, own_R: np.ndarray
+) -> tuple[History, History]:
+    """Each row's visible representations, and its own one (which serving cannot have)."""
+    index = index_by_owner(stored.user_N, stored.ts_us_N)
+    length = config.transfer.sequence_len
+    before_us_R = ids["ts_us"].to_numpy() - history_delay_us(config)
+    begin_R, end_R = last_spans(index, ids["user_id"].to_numpy(), before_us_R, length)
+    codes = torch.from_numpy(unpack(stored.z_Nd)[index.order_N])
+    place_N = np.empty(len(stored), dtype=np.int64)
+    place_N[index.order_N] = np.arange(len(stored))
+    own = place_N[own_R]
+    loop = _history(codes, begin_R, end_R, length)
+    return loop.with_totals(), _history(codes, own, own + 1, 1)
+
+
+def _raw_history(run: Run, features: FeatureSet, ids: pl.DataFrame) -> History:
+    """Each row's visible events as table rows of their attributes."""
+    event = raw_event(features)
+    only = replace(features, events=(event,), matches=())
+    readers = [TimelineReader(run, b) for b in range(run.config.window.num_buckets)]
+    pack = pack_events(only, readers)[event.name]
+    user_R, ts_us_R = ids["user_id"].to_numpy(), ids["ts_us"].to_numpy()
+    bucket_R = bucket_of(user_R, len(readers))
+    begin_R, end_R = np.zeros(len(ids), np.int64), np.zeros(len(ids), np.int64)
+    for bucket, reader in enumerate(readers):
+        mine = bucket_R == bucket
+        found = reader.visible(event.name, user_R[mine], ts_us_R[mine])
+        begin_R[mine], end_R[mine] = (place + pack.base[bucket] for place in found)
+    length = run.config.transfer.sequence_len
+    ids_NA = torch.from_numpy(pack.ids_EA)
+    return _history(ids_NA, np.maximum(begin_R, end_R - length), end_R, length)
+
+
+def _history(stored: torch.Tensor, begin: np.ndarray, end: np.ndarray, length: int) -> History:
+    return History(
+        stored_NS=stored,
+        begin_B=torch.from_numpy(begin),
+        end_B=torch.from_numpy(end),
+        length=length,
     )

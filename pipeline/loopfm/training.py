@@ -3,12 +3,13 @@
 The published weights are an exponential moving average over steps: the last iterate's
 calibration swings from step to step, the average's does not. What bias the short pass leaves is
 then taken out by one intercept per objective, fitted on the trained rows. Suffixes: R rows, B
-rows of a batch, K objectives, d code width.
+rows of a batch, N stored events, K objectives.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 import torch
@@ -17,42 +18,29 @@ from torch import Tensor
 from model.batch import Batch
 from model.config import FeatureSet, Objective
 from model.student import Student, StudentConfig, student_loss
+from model.student_sequence import History
+from pipeline.loopfm.arms import Arm
 from pipeline.run.config import TransferConfig
 
 EMA_DECAY: Final = 0.98
 EPSILON: Final = 1e-4
 NEWTON_STEPS: Final = 12
-
-
-@dataclass(frozen=True, kw_only=True)
-class Arm:
-    """What a student learns from besides labels."""
-
-    name: str
-    distill: bool
-    sequence: bool
-
-
-ARMS: Final = (
-    Arm(name="none", distill=False, sequence=False),
-    Arm(name="kd", distill=True, sequence=False),
-    Arm(name="loopfm", distill=False, sequence=True),
-    Arm(name="kd_loopfm", distill=True, sequence=True),
-)
+PREDICT_BATCH: Final = 4_096
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudentRows:
     """Rows of one surface in time order, gathered once.
 
-    `soft_RK`: the FM's probabilities; `sequence_Rd`, `count_R`: mean and number of the user's
-    visible representations, the number as the student is to read it.
+    `soft_RK`: the FM's probabilities; `loop`: the user's visible representations; `own`: the
+    row's own; `raw`: the visible events themselves.
     """
 
     batch: Batch
     soft_RK: Tensor
-    sequence_Rd: Tensor
-    count_R: Tensor
+    loop: History
+    own: History | None = None
+    raw: History | None = None
 
     def __len__(self) -> int:
         return self.batch.num_rows
@@ -62,9 +50,15 @@ class StudentRows:
         return StudentRows(
             batch=rows_of(self.batch, rows),
             soft_RK=self.soft_RK[rows],
-            sequence_Rd=self.sequence_Rd[rows],
-            count_R=self.count_R[rows],
+            loop=self.loop.part(rows),
+            own=self.own.part(rows) if self.own else None,
+            raw=self.raw.part(rows) if self.raw else None,
         )
+
+    def parts(self, size: int) -> Iterator[StudentRows]:
+        """The rows in order, `size` at a time."""
+        for begin in range(0, len(self), size):
+            yield self.part(slice(begin, begin + size))
 
 
 def rows_of(batch: Batch, rows: slice | Tensor) -> Batch:
@@ -73,6 +67,19 @@ def rows_of(batch: Batch, rows: slice | Tensor) -> Batch:
         raise ValueError("rows_of needs a batch without events; load with events=False")
     tensors = {f.name: getattr(batch, f.name) for f in fields(Batch) if f.name != "events"}
     return Batch(events={}, **{name: tensor[rows] for name, tensor in tensors.items()})
+
+
+def read_by(arm: Arm, rows: StudentRows, seed: int) -> StudentRows:
+    """The rows as an arm reads them: what `loop` points at is the arm's own."""
+    if arm.loop == "own":
+        if rows.own is None:
+            raise ValueError(f"arm {arm.name} reads each row's own representation; gather them")
+        return replace(rows, loop=rows.own)
+    if arm.loop == "shuffled":
+        random = torch.Generator().manual_seed(seed)
+        order_N = torch.randperm(len(rows.loop.stored_NS), generator=random)
+        return replace(rows, loop=rows.loop.with_stored(rows.loop.stored_NS[order_N]))
+    return rows
 
 
 def train_student(
@@ -91,13 +98,12 @@ def train_student(
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        student = Student(features, objectives, student_config(arm, config, rows))
+        student = Student(features, objectives, student_config(arm, config, rows, features))
     _start_at_base_rates(student, rows)
     weights: list[Tensor] = [p for p in student.parameters() if p.requires_grad]
     averages = [w.detach().clone() for w in weights]
     optimizer = torch.optim.Adam(weights, lr=config.lr, foreach=True)
-    for step, begin in enumerate(range(0, len(rows), config.batch_size)):
-        part = rows.part(slice(begin, begin + config.batch_size))
+    for step, part in enumerate(rows.parts(config.batch_size)):
         optimizer.zero_grad()
         torch.autograd.backward(arm_loss(student, part, arm, config))
         optimizer.step()
@@ -115,29 +121,50 @@ def train_student(
 def arm_loss(student: Student, part: StudentRows, arm: Arm, config: TransferConfig) -> Tensor:
     """The arm's loss on a batch: labels, and soft labels where the arm distills."""
     beta = config.kd_beta if arm.distill else 1.0
-    output = student(part.batch, *_sequence(part, arm), distill_gradient=beta)
-    soft_BK = part.soft_RK if arm.distill else None
-    return student_loss(output, part.batch, soft_BK, gamma=config.kd_gamma, alpha=config.kd_alpha)
+    output = student(part.batch, *sequences(part, arm), distill_gradient=beta)
+    return student_loss(
+        output,
+        part.batch,
+        part.soft_RK if arm.distill else None,
+        gamma=config.kd_gamma,
+        alpha=config.kd_alpha,
+        adapter=student.adapter,
+    )
 
 
 def predict_rows(student: Student, rows: StudentRows, arm: Arm) -> Tensor:
     """Serving probabilities (R, K)."""
-    with torch.inference_mode():
-        return torch.sigmoid(student(rows.batch, *_sequence(rows, arm)).serve_BK)
+    return torch.sigmoid(_logits(student, rows, arm))
 
 
-def student_config(arm: Arm, config: TransferConfig, rows: StudentRows) -> StudentConfig:
+def student_config(
+    arm: Arm, config: TransferConfig, rows: StudentRows, features: FeatureSet
+) -> StudentConfig:
     """The shape of an arm's student."""
+    shown = [e for e in features.events if e.source == "impressions"]
     return StudentConfig(
+        arch=config.student,
         embedding_dim=config.embedding_dim,
         mlp_width=config.mlp_width,
         cross_layers=config.cross_layers,
-        sequence_dim=rows.sequence_Rd.shape[1] if arm.sequence else 0,
+        sequence_dim=rows.loop.stored_NS.shape[1] if arm.sequence else 0,
+        encoder=config.encoder,
+        raw=tuple(a.table for a in shown[0].attributes) if arm.raw else (),
+        length=rows.loop.length,
+        adapter=config.kd_adapter and arm.distill,
+        embedding_init_sd=config.embedding_init_sd,
     )
 
 
-def _sequence(rows: StudentRows, arm: Arm) -> tuple[Tensor | None, Tensor | None]:
-    return (rows.sequence_Rd, rows.count_R) if arm.sequence else (None, None)
+def sequences(rows: StudentRows, arm: Arm) -> tuple[History | None, History | None]:
+    """What the arm's student reads of the user's past: representations, raw events."""
+    return (rows.loop if arm.sequence else None, rows.raw if arm.raw else None)
+
+
+def _logits(student: Student, rows: StudentRows, arm: Arm) -> Tensor:
+    with torch.inference_mode():
+        parts = rows.parts(PREDICT_BATCH)
+        return torch.cat([student(p.batch, *sequences(p, arm)).serve_BK for p in parts])
 
 
 def _fit_intercepts(student: Student, rows: StudentRows, arm: Arm) -> None:
@@ -147,7 +174,7 @@ def _fit_intercepts(student: Student, rows: StudentRows, arm: Arm) -> None:
     # Where all labels are equal no intercept fits: the shift stays 0.
     both_K = (positives_K > 0) & (positives_K < weight_RK.sum(0))
     with torch.no_grad():
-        logits_RK = student(rows.batch, *_sequence(rows, arm)).serve_BK
+        logits_RK = _logits(student, rows, arm)
         shift_K = torch.zeros_like(positives_K)
         for _ in range(NEWTON_STEPS):
             p_RK = torch.sigmoid(logits_RK + shift_K)

@@ -1,7 +1,8 @@
 """Stage `transfer`: train a surface's students, with and without help of the foundation model.
 
-Arms: none, kd (distillation, arXiv 2502.17494), loopfm (the mean of the user's stored
-representations, arXiv 2605.29280), kd_loopfm (both). Suffixes: R rows, K objectives.
+`transfer.arms` names them (pipeline/loopfm/arms.py): by default none, kd (distillation, arXiv
+2502.17494), loopfm (the user's stored representations, arXiv 2605.29280) and kd_loopfm.
+Suffixes: R rows, K objectives.
 """
 
 from __future__ import annotations
@@ -16,17 +17,19 @@ import numpy as np
 import polars as pl
 import torch
 
+from model.config import FeatureSet
 from model.snapshot import write_tensors
 from model.student import Student
 from pipeline.evaluation.metrics import calibration, normalized_entropy
+from pipeline.loopfm.arms import Arm, arms_named
 from pipeline.loopfm.lake import representation_inputs
 from pipeline.loopfm.scoring import torch_threads
-from pipeline.loopfm.student_rows import SurfaceRows, surface_rows
+from pipeline.loopfm.served import SHAPE, WEIGHTS, write_mlmodel
+from pipeline.loopfm.student_rows import SurfaceRows, surface_rows, with_matches
 from pipeline.loopfm.training import (
-    ARMS,
-    Arm,
+    StudentRows,
     predict_rows,
-    student_config,
+    read_by,
     train_student,
 )
 from pipeline.mixing.frames import write_frame
@@ -53,10 +56,13 @@ def transfer(run: Run, unit: str) -> Manifest:
             f"unit must be a surface, got {unit!r}; choose among {list(run.config.surfaces)}"
         )
     config = run.config
+    arms = arms_named(config.transfer.arms)
+    raw = any(arm.raw for arm in arms)
 
     def build(folder: Path) -> Outcome:
         with torch_threads(THREADS):
-            data = surface_rows(run, unit)
+            features = features_of(run, raw=raw)
+            data = surface_rows(run, unit, features=features, raw=raw)
             return _run_arms(run, unit, data, folder)
 
     inputs = {name: need_manifest(run.output(name)).fingerprint for name in ("mix", "labels")}
@@ -70,52 +76,65 @@ def transfer(run: Run, unit: str) -> Manifest:
     )
 
 
+def features_of(run: Run, *, raw: bool) -> FeatureSet:
+    """What a student reads of an impression; with raw history the match counts too."""
+    features = run.config.features.for_students()
+    return with_matches(features, run.config.features) if raw else features
+
+
 def _run_arms(run: Run, surface: str, data: SurfaceRows, folder: Path) -> Outcome:
     config = run.config
     train_R = np.flatnonzero(data.train_RK.any(axis=1))
     test_R = np.flatnonzero(data.test_RK.any(axis=1))
     train, test = (data.rows.part(torch.from_numpy(rows)) for rows in (train_R, test_R))
     seeds = range(config.transfer.seed, config.transfer.seed + config.transfer.seeds)
-    found: dict[str, np.ndarray] = {}
-    with Progress(f"transfer {surface}", len(ARMS) * len(seeds)) as progress:
-        for arm in ARMS:
+    arms = arms_named(config.transfer.arms)
+    found: dict[str, np.ndarray] = {"fm": test.soft_RK.numpy()}
+    with Progress(f"transfer {surface}", len(arms) * len(seeds)) as progress:
+        for arm in arms:
             for seed in seeds:
-                student = train_student(
-                    train,
-                    arm,
-                    features=config.features.for_students(),
-                    objectives=config.objectives,
-                    config=config.transfer,
-                    seed=seed,
-                )
-                _save(folder / "arms" / arm.name / f"seed={seed}", student, arm, run, data)
-                found[f"{arm.name}_s{seed}"] = predict_rows(student, test, arm).numpy()
+                student = _trained(run, train, arm, seed)
+                _save(folder / "arms" / arm.name / f"seed={seed}", student, arm, run, surface)
+                p_RK = predict_rows(student, read_by(arm, test, seed), arm)
+                found[f"{arm.name}_s{seed}"] = p_RK.numpy()
                 progress.step()
-    found = {"fm": test.soft_RK.numpy(), **found}
     frame = _predictions(run, data, test_R, found)
     write_frame(folder / "predictions.parquet", frame)
+    with_history = (test.loop.end_B > test.loop.begin_B).float().mean()
     metrics = {
         "surface": surface,
         "rows_trained": len(train_R),
         "rows_scored": len(test_R),
-        "with_history": float((test.count_R > 0).float().mean()),
+        "with_history": float(with_history),
         "arms": {name: _label_metrics(frame, name, run) for name in found},
     }
     write_json(folder / "metrics.json", metrics)
     return Outcome(rows=len(frame), figures=metrics)
 
 
-def _save(folder: Path, student: Student, arm: Arm, run: Run, data: SurfaceRows) -> None:
+def _trained(run: Run, rows: StudentRows, arm: Arm, seed: int) -> Student:
+    return train_student(
+        read_by(arm, rows, seed),
+        arm,
+        features=features_of(run, raw=arm.raw),
+        objectives=run.config.objectives,
+        config=run.config.transfer,
+        seed=seed,
+    )
+
+
+def _save(folder: Path, student: Student, arm: Arm, run: Run, surface: str) -> None:
     folder.mkdir(parents=True)
-    write_tensors(folder / "weights.safetensors", student.state_dict())
-    config = run.config
+    write_tensors(folder / WEIGHTS, student.state_dict())
+    write_mlmodel(folder.parent, f"seed={run.config.transfer.seed}")
     shape = {
         "arm": arm.name,
-        "config": asdict(student_config(arm, config.transfer, data.rows)),
-        "features": asdict(config.features.for_students()),
-        "objectives": [asdict(o) for o in config.objectives],
+        "surface_index": run.config.surfaces.index(surface),
+        "config": asdict(student.config),
+        "features": asdict(features_of(run, raw=arm.raw)),
+        "objectives": [asdict(o) for o in run.config.objectives],
     }
-    (folder / "student.json").write_text(json.dumps(shape, indent=1, sort_keys=True))
+    (folder / SHAPE).write_text(json.dumps(shape, indent=1, sort_keys=True))
 
 
 def _predictions(

@@ -18,11 +18,13 @@ import pytest
 from chain_world import DAY, chain_config, make_run, open_epoch, run_plane, run_solaris
 
 from pipeline.loopfm.epoch import epoch_in_force
+from pipeline.loopfm.export import export
 from pipeline.loopfm.lake import day_folder, read_representations
 from pipeline.loopfm.represent import represent
+from pipeline.loopfm.served import load_student
 from pipeline.loopfm.transfer import transfer
 from pipeline.run.config import with_overrides
-from pipeline.run.errors import ConfigError, ContractError
+from pipeline.run.errors import ConfigError, ContractError, DataError
 from pipeline.run.manifest import need_manifest, write_json
 from pipeline.run.paths import Run, open_run
 from pipeline.run.window import DAY_US, HOUR_US, window_of
@@ -293,6 +295,44 @@ def test_students_are_scored_on_labels_from_the_cut_on(done: tuple[Run, dict[str
     assert sorted(metrics["arms"]) == sorted(arms)
     files = sorted(p.parent.parent.name for p in run.output("transfer").rglob("*.safetensors"))
     assert files == ["kd", "kd_loopfm", "loopfm", "none"]
+
+
+def test_a_student_is_exported_and_every_path_gives_what_training_saw(
+    done: tuple[Run, dict[str, str]], tmp_path: Path
+) -> None:
+    run = copy(done[0], tmp_path)
+    card = export(run, SURFACE)
+    folder = run.inside("exports", SURFACE)
+    assert {p.name for p in folder.iterdir()} == {"student.pt2", "golden.parquet", "card.json"}
+    assert card["bytes"] > 0
+    assert set(card["latency_ms"]) == {"rows_1", "rows_64"}
+    golden = pl.read_parquet(folder / "golden.parquet")
+    served = load_student(run.output("transfer", SURFACE) / "arms" / "kd_loopfm" / "seed=0")
+    found = served.predict(golden.to_pandas())
+    np.testing.assert_allclose(found["click"], golden["p_click"], atol=1e-6)
+    with pytest.raises(DataError, match=r"lack \['ad_id', 'representations'\]"):
+        served.probabilities(golden.drop("ad_id", "representations"))
+    short = golden.with_columns(representations=pl.lit([[0.1]]))
+    with pytest.raises(DataError, match="must be finite vectors of 16 numbers"):
+        served.probabilities(short)
+    mlflow = pytest.importorskip("mlflow")
+    loaded = mlflow.pyfunc.load_model(str(run.output("transfer", SURFACE) / "arms" / "kd_loopfm"))
+    np.testing.assert_array_equal(loaded.predict(golden.to_pandas()), found)
+
+
+def test_a_spoiled_student_is_not_exported(
+    done: tuple[Run, dict[str, str]], tmp_path: Path
+) -> None:
+    run = copy(done[0], tmp_path)
+    arms = run.output("transfer", SURFACE) / "arms"
+    other = arms / "kd" / "seed=0" / "weights.safetensors"
+    shape = json.loads((arms / "kd" / "seed=0" / "student.json").read_text())
+    target = arms / "kd_loopfm" / "seed=0"
+    shutil.copy(other, target / "weights.safetensors")
+    write_json(target / "student.json", shape)
+    with pytest.raises(ContractError, match=r"differs by .* the student is not exported"):
+        export(run, SURFACE)
+    assert not run.inside("exports", SURFACE).exists()
 
 
 def test_bad_units_are_one_clear_line(done: tuple[Run, dict[str, str]]) -> None:

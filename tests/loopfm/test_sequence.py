@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.loopfm.sequence import SequenceMeans, index_by_owner, sequence_means
+from model.student_sequence import History
+from pipeline.loopfm.sequence import index_by_owner, last_spans
 
 WIDTH = 3
 event = st.tuples(st.integers(0, 4), st.integers(0, 30), st.integers(-127, 127))
@@ -12,19 +16,28 @@ events = st.lists(event, max_size=40)
 asks = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 34)), min_size=1, max_size=20)
 
 
+@dataclass(frozen=True)
+class Means:
+    """What a student that pools by the mean reads."""
+
+    mean_Rd: np.ndarray
+    count_R: np.ndarray
+
+
 def means(
     stored: list[tuple[int, int, int]], rows: list[tuple[int, int]], length: int, delay: int
-) -> SequenceMeans:
-    z = np.array([[v, -v, 1] for _, _, v in stored], dtype=np.int8).reshape(-1, WIDTH)
-    return sequence_means(
-        user_N=np.array([u for u, _, _ in stored], dtype=np.int64),
-        ts_us_N=np.array([t for _, t, _ in stored], dtype=np.int64),
-        z_Nd=z,
-        user_R=np.array([u for u, _ in rows], dtype=np.int64),
-        ts_us_R=np.array([t for _, t in rows], dtype=np.int64),
-        length=length,
-        delay_us=delay,
-    )
+) -> Means:
+    z = np.array([[v, -v, 1] for _, _, v in stored], dtype=np.float32).reshape(-1, WIDTH)
+    owner, ts = (np.array([e[i] for e in stored], dtype=np.int64) for i in (0, 1))
+    user, before = (np.array([r[i] for r in rows], dtype=np.int64) for i in (0, 1))
+    index = index_by_owner(owner, ts)
+    begin, end = (torch.from_numpy(p) for p in last_spans(index, user, before - delay, length))
+    codes = torch.from_numpy(z[index.order_N])
+    history = History(stored_NS=codes, begin_B=begin, end_B=end, length=length)
+    _, mask = history.padded()
+    pooled, some = history.with_totals().pooled("mean")
+    assert torch.equal(mask.any(1), some[:, 0])
+    return Means(mean_Rd=pooled[:, 0].numpy(), count_R=mask.sum(1).numpy())
 
 
 @settings(max_examples=200, deadline=None)

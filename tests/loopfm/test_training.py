@@ -6,22 +6,25 @@ import torch
 
 from model.batch import Batch
 from model.config import EmbeddingTable, FeatureSet, Objective, SparseFeature
+from model.student_sequence import History
+from pipeline.loopfm.arms import ALL_ARMS, Arm, arms_named
 from pipeline.loopfm.training import (
-    ARMS,
-    Arm,
     StudentRows,
     predict_rows,
+    read_by,
     rows_of,
     train_student,
 )
 from pipeline.run.config import TransferConfig
+from pipeline.run.errors import ConfigError
 
 FEATURES = FeatureSet(
     tables=(EmbeddingTable(name="ad", buckets=50),),
     sparse=(SparseFeature(name="ad_id", table="ad", scope="ad"),),
 )
 OBJECTIVES = (Objective(name="click"),)
-BY_NAME = {arm.name: arm for arm in ARMS}
+BY_NAME = {arm.name: arm for arm in ALL_ARMS}
+ARMS = arms_named(TransferConfig().arms)
 
 
 def world(count: int = 24_000, seed: int = 0) -> tuple[StudentRows, torch.Tensor]:
@@ -33,8 +36,7 @@ def world(count: int = 24_000, seed: int = 0) -> tuple[StudentRows, torch.Tensor
     p = torch.from_numpy(1 / (1 + np.exp(-logit))).float()[:, None]
     y = torch.from_numpy((rng.random(count) < p[:, 0].numpy()).astype(np.float32))[:, None]
     cold = torch.from_numpy(rng.random(count) < 0.2)
-    sequence = torch.tanh(torch.from_numpy(np.stack([taste, -taste], axis=1)).float())
-    sequence[cold] = 0.0
+    stored = torch.tanh(torch.from_numpy(np.stack([taste, -taste], axis=1)).float())
     batch = Batch(
         ids_BF=torch.from_numpy(ad)[:, None],
         dense_BC=torch.zeros(count, 0),
@@ -45,9 +47,13 @@ def world(count: int = 24_000, seed: int = 0) -> tuple[StudentRows, torch.Tensor
         weight_BK=torch.ones_like(y),
         row_B=torch.arange(count),
     )
-    count_R = torch.where(cold, 0.0, 20.0)
-    rows = StudentRows(batch=batch, soft_RK=p, sequence_Rd=sequence, count_R=count_R)
-    return rows, p
+    return StudentRows(batch=batch, soft_RK=p, loop=history(stored, cold)), p
+
+
+def history(stored: torch.Tensor, cold: torch.Tensor) -> History:
+    """One stored event for every row that is not cold."""
+    place = torch.arange(len(cold))
+    return History(stored_NS=stored, begin_B=place, end_B=place + ~cold, length=2)
 
 
 def fit(rows: StudentRows, arm: Arm, seed: int = 0, **config: object) -> torch.Tensor:
@@ -74,14 +80,8 @@ def test_histories_help_and_shuffled_ones_do_not() -> None:
     true = true[20_000:]
     none = excess(fit(rows, BY_NAME["none"]), true)
     loopfm = excess(fit(rows, BY_NAME["loopfm"]), true)
-    order = torch.randperm(24_000, generator=torch.Generator().manual_seed(0))
-    placebo_rows = StudentRows(
-        batch=rows.batch,
-        soft_RK=rows.soft_RK,
-        sequence_Rd=rows.sequence_Rd[order],
-        count_R=rows.count_R[order],
-    )
-    placebo = excess(fit(placebo_rows, BY_NAME["loopfm"]), true)
+    shuffled = Arm(name="shuffled", loop="shuffled")
+    placebo = excess(fit(read_by(shuffled, rows, 0), BY_NAME["loopfm"]), true)
     assert loopfm < 0.5 * none
     assert placebo > 0.95 * none
 
@@ -147,12 +147,7 @@ def test_masked_labels_are_not_read() -> None:
     results = []
     for labels in (rows.batch.labels_BK, lies):
         batch = Batch(**kept, **fields, labels_BK=labels)  # type: ignore[arg-type]
-        changed = StudentRows(
-            batch=batch,
-            soft_RK=rows.soft_RK,
-            sequence_Rd=rows.sequence_Rd,
-            count_R=rows.count_R,
-        )
+        changed = StudentRows(batch=batch, soft_RK=rows.soft_RK, loop=rows.loop)
         results.append(fit(changed, BY_NAME["none"]))
     assert torch.equal(*results)
 
@@ -161,3 +156,45 @@ def test_rows_of_needs_a_batch_without_events() -> None:
     rows, _ = world(100)
     assert rows_of(rows.batch, slice(3, 5)).row_B.tolist() == [3, 4]
     assert rows.part(torch.tensor([9, 1])).batch.row_B.tolist() == [9, 1]
+
+
+def test_what_an_arm_reads_of_the_store() -> None:
+    rows, _ = world(50)
+    own = history(rows.loop.stored_NS, torch.zeros(50, dtype=torch.bool))
+    rows = StudentRows(batch=rows.batch, soft_RK=rows.soft_RK, loop=rows.loop, own=own)
+    assert read_by(BY_NAME["loopfm"], rows, 0) is rows
+    assert read_by(BY_NAME["bound"], rows, 0).loop is own
+    placebo = read_by(BY_NAME["placebo"], rows, 0).loop
+    assert torch.equal(placebo.end_B, rows.loop.end_B)
+    assert not torch.equal(placebo.stored_NS, rows.loop.stored_NS)
+    assert torch.equal(placebo.stored_NS.sort(0)[0], rows.loop.stored_NS.sort(0)[0])
+
+
+def test_unknown_arms_are_refused() -> None:
+    assert [a.name for a in arms_named(("kd", "none"))] == ["kd", "none"]
+    with pytest.raises(ConfigError, match=r"transfer.arms must name some of .*'magic'"):
+        arms_named(("kd", "magic"))
+
+
+@pytest.mark.parametrize(
+    ("student", "encoder"),
+    [("dcnv2", "sum"), ("dcnv2", "din"), ("dcnv2", "dmin"), ("din", "din"), ("tiny", "mean")],
+)
+def test_every_student_learns_from_every_encoder(student: str, encoder: str) -> None:
+    rows, true = world()
+    found = fit(rows, BY_NAME["loopfm"], student=student, encoder=encoder)
+    constant = true.mean().expand_as(true[20_000:])
+    assert excess(found, true[20_000:]) < 0.4 * excess(constant, true[20_000:])
+
+
+def test_an_adapter_mends_soft_labels_that_are_off() -> None:
+    rows, true = world()
+    off = torch.sigmoid(torch.logit(rows.soft_RK) + 1.0)
+    rows = StudentRows(batch=rows.batch, soft_RK=off, loop=rows.loop)
+    student = train_student(
+        rows, BY_NAME["kd"], features=FEATURES, objectives=OBJECTIVES,
+        config=TransferConfig(kd_adapter=True, lr=0.01), seed=0,
+    )  # fmt: skip
+    assert student.adapter is not None
+    mended = torch.sigmoid(student.adapter(off)).detach()
+    assert excess(mended, true) < 0.3 * excess(off, true)

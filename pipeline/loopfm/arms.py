@@ -1,0 +1,54 @@
+"""The arms of a transfer table: what each student learns from besides labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from pipeline.run.errors import ConfigError
+
+Loop = Literal["none", "history", "shuffled", "own"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """`distill`: soft labels; `raw`: the events and match counts; `loop`: representations.
+
+    `shuffled` is the placebo: every event has the representation of another one. `own` is the
+    bound that serving cannot have: the representation of the impression itself.
+    """
+
+    name: str
+    distill: bool = False
+    raw: bool = False
+    loop: Loop = "none"
+
+    @property
+    def sequence(self) -> bool:
+        """Whether the student reads representations."""
+        return self.loop != "none"
+
+
+ALL_ARMS: Final = (
+    Arm(name="none"),
+    Arm(name="kd", distill=True),
+    Arm(name="raw", raw=True),
+    Arm(name="loopfm", loop="history"),
+    Arm(name="kd_loopfm", distill=True, loop="history"),
+    Arm(name="kd_raw", distill=True, raw=True),
+    Arm(name="kd_raw_loopfm", distill=True, raw=True, loop="history"),
+    Arm(name="placebo", distill=True, raw=True, loop="shuffled"),
+    Arm(name="bound", distill=True, raw=True, loop="own"),
+)
+
+
+def arms_named(names: tuple[str, ...]) -> tuple[Arm, ...]:
+    """The arms of these names, in this order; `ConfigError` names an unknown one."""
+    known = {arm.name: arm for arm in ALL_ARMS}
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        raise ConfigError(
+            f"transfer.arms must name some of {list(known)}, got {list(names)}; "
+            f"remove {unknown or 'nothing and name at least one'}"
+        )
+    return tuple(known[name] for name in names)
