@@ -86,7 +86,7 @@ def pack_nibbles(z_Nd: Floats, values_C: Floats) -> Packed:
     width = z_Nd.shape[1]
     place_Nd = _nearest(z_Nd, values_C.astype(np.float64)).astype(np.uint8)
     even_Nd = np.pad(place_Nd, ((0, 0), (0, width % 2)))
-    bytes_NY = even_Nd[:, ::2] | (even_Nd[:, 1::2] << 4)
+    bytes_NY = (even_Nd[:, ::2] | (even_Nd[:, 1::2] << 4)).astype(np.uint8)
     return Packed(bytes_NY=bytes_NY, values_C=values_C, width=width)
 
 
