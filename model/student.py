@@ -223,13 +223,10 @@ class Adapter(nn.Module):
 
     def __init__(self, num_objectives: int) -> None:
         super().__init__()
-        self.net = nn.Sequential(
-            nn.Linear(num_objectives, ADAPTER_WIDTH),
-            nn.ReLU(),
-            nn.Linear(ADAPTER_WIDTH, num_objectives),
-        )
-        nn.init.zeros_(self.net[2].weight)
-        nn.init.zeros_(self.net[2].bias)
+        last = nn.Linear(ADAPTER_WIDTH, num_objectives)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        self.net = nn.Sequential(nn.Linear(num_objectives, ADAPTER_WIDTH), nn.ReLU(), last)
 
     def forward(self, soft_BK: Tensor) -> Tensor:
         """Logits [B, K]: the foundation model's, corrected; at first they are its own."""
