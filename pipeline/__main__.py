@@ -58,6 +58,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "scaling": ("pipeline.pretraining.scaling.command", "main"),
     "lookup": ("pipeline.solaris.lookup", "main"),
     "probe": ("pipeline.pretraining.probe", "main"),
+    "rank": ("pipeline.pretraining.rank", "main"),
 }
 
 
