@@ -60,6 +60,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("pipeline.loopfm.export", "main"),
     "drift": ("pipeline.loopfm.drift", "main"),
     "probe": ("pipeline.pretraining.probe", "main"),
+    "rank": ("pipeline.pretraining.rank", "main"),
 }
 
 

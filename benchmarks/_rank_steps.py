@@ -1,0 +1,120 @@
+"""What benchmarks.training runs on every rank: `python -m benchmarks._rank_steps WHAT FOLDER ...`.
+
+`speed FOLDER STEPS`: steps of the stage pretrain. `parity FOLDER STEPS`: every layout against a
+hand-written loop on the joint batches.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from benchmarks._plain_loop import PlainLoop
+from model.foundation import FoundationModel, training_loss
+from model.layout import STAGES, Layout, Sharding
+from model.parallel import Engine, EngineConfig
+from model.ranks import any_rank, barrier, rank, total, world_size
+from model.snapshot import tables_of
+from pipeline.mixing.loader import Loader
+from pipeline.run.config import with_overrides
+from pipeline.run.paths import Run, open_run
+from pipeline.run.process import prepare
+from pipeline.run.ranks import answered
+from pipeline.run.window import window_of
+
+WARM = 5
+SHARDINGS: tuple[Sharding, ...] = ("table", "row", "data")
+
+
+def speed(run: Run, steps: int) -> dict[str, float]:
+    """Rows a second of all ranks together, of steps that follow the first few."""
+    from pipeline.pretraining.pretrain import Training
+
+    never = {"train.ranks": int(os.environ.get("WORLD_SIZE", 1)), "train.checkpoint_every_s": 1e9}
+    run = replace(run, config=with_overrides(run.config, never))
+    torch.set_num_threads(1)
+    training = Training(run, window_of(run.config), "benchmark")
+    batches = training._batches()
+    for _ in range(WARM):
+        training.step(next(batches))
+    barrier()
+    rows, began = training.meter.rows, time.monotonic()
+    for _ in range(steps):
+        training.step(next(batches))
+    barrier()
+    return {"rows_per_s": (training.meter.rows - rows) / (time.monotonic() - began)}
+
+
+def parity(run: Run, steps: int) -> dict[str, float]:
+    """The largest difference in losses and last weights between a layout and the plain loop."""
+    torch.set_num_threads(1)
+    config = run.config
+    loader = Loader(run, batch_size=config.train.batch_size)
+
+    def build() -> FoundationModel:
+        torch.manual_seed(config.train.seed)
+        return FoundationModel(
+            config.features, config.objectives, len(config.surfaces), config.model
+        )
+
+    weights_K = torch.tensor([o.task_weight for o in config.objectives])
+    train = replace(config.train, dense_lr=0.05, sparse_lr=1.0, warmup_steps=0, clip_norm=0.0)
+    plain = PlainLoop(build(), train, sgd=True)
+    wanted = []
+    for step in range(steps):
+        batch = loader.batch(step)
+        loss = training_loss(plain.forward(batch), batch, weights_K)
+        plain.step(loss)
+        wanted.append(float(loss))
+    last = {**plain.model.dense.state_dict(), **plain.tables}
+    found = {}
+    for stage in STAGES:
+        for sharding in SHARDINGS:
+            engine = Engine(
+                build,
+                EngineConfig(
+                    batch_size=train.batch_size,
+                    dense_lr=train.dense_lr,
+                    sparse_lr=train.sparse_lr,
+                    ranks=world_size(),
+                    zero_stage=stage,
+                    layout=Layout(sharding=sharding),
+                    optimizer="sgd",
+                ),
+            )
+            losses = [_share(engine, loader, step, weights_K) for step in range(steps)]
+            model = engine.export(averaged=False)
+            mine = {**model.dense.state_dict(), **tables_of(model)}
+            apart = [abs(a - b) for a, b in zip(losses, wanted, strict=True)]
+            apart += [float((mine[n] - last[n]).abs().max()) for n in last]
+            found[f"zero{stage}_{sharding}"] = max(apart)
+    return found
+
+
+def _share(engine: Engine, loader: Loader, step: int, weights_K: torch.Tensor) -> float:
+    """Train on this rank's part of a batch, parts being unequal; the joint loss."""
+    begin, end = loader.first_row(step), loader.first_row(step + 1)
+    edges = [begin + (end - begin) * r * (r + 3) // (world_size() * (world_size() + 3))
+             for r in range(world_size() + 1)]  # fmt: skip
+    batch = loader.rows(edges[rank()], edges[rank() + 1])
+    loss = training_loss(engine.forward(batch), batch, weights_K)
+    engine.backward(loss)
+    engine.step()
+    return float(total(loss.detach().clone()))
+
+
+def main(what: str, folder: str, steps: str, answers: Path) -> None:
+    """Do it as the rank that the environment names."""
+    doing = {"speed": speed, "parity": parity}[what]
+    answered(answers, int(os.environ["RANK"]), lambda: doing(open_run(Path(folder)), int(steps)))
+    any_rank(False)  # leave together
+
+
+if __name__ == "__main__":
+    prepare()
+    main(*sys.argv[1:4], Path(sys.argv[5]))
