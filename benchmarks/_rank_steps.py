@@ -117,4 +117,4 @@ def main(what: str, folder: str, steps: str, answers: Path) -> None:
 
 if __name__ == "__main__":
     prepare()
-    main(*sys.argv[1:4], Path(sys.argv[5]))
+    main(sys.argv[1], sys.argv[2], sys.argv[3], Path(sys.argv[5]))

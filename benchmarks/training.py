@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,7 +50,7 @@ def main(argv: list[str]) -> int:
         differences = run_ranks(4, "benchmarks._rank_steps", "parity", folder, "4")
         figures["parity_max_diff"] = max(differences.values())
         for what in ("overhead", "stall", "imbalance"):
-            turns = {"steps": steps} if what != "imbalance" else {}
+            turns: dict[str, Any] = {"steps": steps} if what != "imbalance" else {}
             figures |= child(f"benchmarks.training:{what}", folder=folder, **turns).value
         figures["restart_s"] = child("benchmarks.training:restart", folder=folder).seconds
     for name, value in {**figures, **differences}.items():
@@ -106,7 +107,9 @@ def stall(folder: str, steps: int) -> dict[str, float]:
 
     run, _ = _one_thread(folder)
     training = Training(run, window_of(run.config), "benchmark")
-    waits, alone, beside = [], [], []
+    waits: list[float] = []
+    alone: list[float] = []
+    beside: list[float] = []
     for place, batch in zip(range(4 * SAVE_EVERY + steps), training._batches(), strict=False):
         began = time.monotonic()
         training.step(batch)
@@ -167,8 +170,7 @@ def _costs(loader: Loader) -> list[int]:
 def _row_costs(loader: Loader) -> np.ndarray:
     batch = loader.rows(0, loader.num_rows)
     lengths = (events.lengths_B.numpy() for events in batch.events.values())
-    cost_N: np.ndarray = 1 + sum(lengths)
-    return cost_N
+    return np.sum([np.ones(loader.num_rows, dtype=np.int64), *lengths], axis=0)
 
 
 def _one_thread(folder: str) -> tuple[Run, torch.Tensor]:

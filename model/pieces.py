@@ -53,7 +53,7 @@ class PieceReader:
         self.folder = folder
         self._pieces: dict[str, list[tuple[Any, tuple[int, ...]]]] = {}  # file, begin
         for path in sorted(folder.glob("rank_*.safetensors")):
-            file = safe_open(path, framework="pt")
+            file: Any = safe_open(path, framework="pt")
             begins = json.loads(file.metadata()["begins"])
             for name in file.keys():  # noqa: SIM118 (not a dict)
                 self._pieces.setdefault(name, []).append((file, tuple(begins[name])))

@@ -57,7 +57,7 @@ class ShardedTables(nn.Module):
             for name, weight in plain.weights.items():
                 collection.embeddings[name].weight.copy_(weight)
         apply_optimizer_in_backward(optimizer, collection.parameters(), {"lr": learning_rate})
-        self.collection: Any = _shard(collection, plain.weights, sharding)
+        self.collection: Any = _shard(collection, dict(plain.weights.items()), sharding)
         self.optimizer: Any = self.collection.fused_optimizer
         self.shapes = {name: tuple(weight.shape) for name, weight in plain.weights.items()}
         held = self._held()
@@ -91,7 +91,7 @@ class ShardedTables(nn.Module):
 
     def moments(self) -> dict[str, Tensor]:
         """Table name -> row-wise Adagrad sums of this rank's rows; writable, empty with SGD."""
-        found = {}
+        found: dict[str, Tensor] = {}
         for key, state in self.optimizer.state_dict()["state"].items():
             for moment in state.values():
                 shards = [t.view(-1) for t, _ in _shards(moment)]
@@ -128,7 +128,7 @@ class ReplicatedTables(nn.Module):
     ) -> None:
         super().__init__()
         self.plain = plain
-        settings = {"eps": FUSED_EPS} if optimizer is RowWiseAdagrad else {}
+        settings: dict[str, Any] = {"eps": FUSED_EPS} if optimizer is RowWiseAdagrad else {}
         self.optimizer: Any = optimizer(  # type: ignore[call-arg]
             plain.parameters(), lr=learning_rate, **settings
         )

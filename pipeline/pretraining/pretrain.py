@@ -112,9 +112,10 @@ class Training:
         if opens_epoch(run, window):
             bounds.insert(1, window.students_begin)
         size = run.config.train.batch_size
-        ranks = {"rank": rank(), "world_size": world_size()}
-        spans = [{"begin_us": a, "end_us": b} for a, b in pairwise(bounds)]
-        return [Loader(run, batch_size=size, **span, **ranks) for span in spans]
+        ranks: dict[str, Any] = {"rank": rank(), "world_size": world_size()}
+        return [
+            Loader(run, begin_us=a, end_us=b, batch_size=size, **ranks) for a, b in pairwise(bounds)
+        ]
 
     def _calibrator(self) -> Calibrator | None:
         """What scores the last segment's last hours; None when there are none."""
@@ -240,7 +241,7 @@ class Training:
         self._snapshot(folder / "model", model, self.window.cut, calibration=calibration)
         checkpoint.save_moments(folder / "model", self.engine)
         self.saver.wait()
-        figures = {**self.meter.figures(), **self.clock.figures()}
+        figures: dict[str, Any] = {**self.meter.figures(), **self.clock.figures()}
         if rank() == 0:
             figures["epoch"] = self._describe(folder, calibration)
         return Outcome(rows=self.meter.rows, figures=figures)
