@@ -241,7 +241,7 @@ def _speed(run: Run, seed: int) -> dict[str, float]:
     num_batches = min(loader.num_batches, SPEED_ROWS // SPEED_BATCH)
     batches = [loader.batch(i) for i in range(num_batches)]
     plain = load_snapshot(epoch_in_force(run).folder)
-    plain.dense.add_module("compressor", _NoCode())
+    plain.dense.register_module("compressor", _NoCode())
     width = run.config.model.representation_dim
     represent_ratio = _ratio(
         lambda: _forward(plain, batches, 1), lambda: _forward(model, batches, width)

@@ -86,8 +86,8 @@ def pack_nibbles(z_Nd: Floats, values_C: Floats) -> Packed:
     width = z_Nd.shape[1]
     place_Nd = _nearest(z_Nd, values_C.astype(np.float64)).astype(np.uint8)
     even_Nd = np.pad(place_Nd, ((0, 0), (0, width % 2)))
-    bytes_NY = (even_Nd[:, ::2] | (even_Nd[:, 1::2] << 4)).astype(np.uint8)
-    return Packed(bytes_NY=bytes_NY, values_C=values_C, width=width)
+    bytes_NY = even_Nd[:, ::2] | (even_Nd[:, 1::2] << 4)
+    return Packed(bytes_NY=bytes_NY.astype(np.uint8), values_C=values_C, width=width)
 
 
 def _nearest(codes: npt.NDArray[np.floating], values_C: npt.NDArray[np.float64]) -> np.ndarray:
