@@ -14,7 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -71,6 +72,18 @@ def child(
         memory_mb=cost.memory_mb,
         value=value,
     )
+
+
+@contextmanager
+def home_folder(kept: str, name: str) -> Iterator[Path]:
+    """The folder `name` in a folder to keep, from which a rerun goes on; else a temporary one."""
+    if kept:
+        folder = Path(kept) / name
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="headwater-bench-") as made:
+        yield Path(made)
 
 
 def nothing() -> None:

@@ -77,16 +77,7 @@ def costs_pct(frames: Mapping[str, pl.DataFrame], base: str) -> dict[str, Floats
     }
 
 
-def over_seeds(each: list[Floats], seed: int = 0) -> Interval:
-    """The mean over seeds; a draw takes as many seeds with replacement, and its users from all."""
-    values_SD = np.stack(each)
-    num_seeds, num_draws = values_SD.shape[0], values_SD.shape[1] - 1
-    picked_SD = np.random.default_rng(seed).integers(num_seeds, size=(num_seeds, num_draws))
-    drawn_D = np.take_along_axis(values_SD[:, 1:], picked_SD, axis=0).mean(axis=0)
-    return interval(np.concatenate([[values_SD[:, 0].mean()], drawn_D]))
-
-
-def over_few_seeds(each: Sequence[Floats], seed: int = 0) -> Interval:
+def over_seeds(each: Sequence[Floats], seed: int = 0) -> Interval:
     """The mean over seeds: users drawn anew, and the seeds' scatter with Student's t.
 
     Resampling three seeds would take three of one sign, a quarter of all cases without any effect,
@@ -100,3 +91,13 @@ def over_few_seeds(each: Sequence[Floats], seed: int = 0) -> Interval:
     noise_D = error * np.random.default_rng(seed).standard_t(num_seeds - 1, num_draws)
     mean_D = values_SD.mean(axis=0)
     return interval(np.concatenate([mean_D[:1], mean_D[1:] + noise_D]))
+
+
+def mean_of_worlds(each: Sequence[Floats]) -> Floats:
+    """The mean [D] over worlds that share no row: draws of one are paired with any of another.
+
+    Arms that are drawn together stay paired, since all are shuffled alike.
+    """
+    rng = np.random.default_rng(0)
+    mixed = [np.concatenate([v_D[:1], rng.permutation(v_D[1:])]) for v_D in each]
+    return np.asarray(np.mean(mixed, axis=0))

@@ -26,20 +26,19 @@ from benchmarks._transfer_world import planted, real
 from model.batch import Batch
 from model.foundation import FoundationModel
 from model.snapshot import load_snapshot
-from model.student import Student
 from pipeline.evaluation.metrics import normalized_entropy
 from pipeline.evaluation.truth import with_truth
-from pipeline.loopfm.arms import Arm, arms_named
+from pipeline.loopfm.arms import arms_named
 from pipeline.loopfm.compress import pack, unpack
 from pipeline.loopfm.epoch import epoch_in_force
 from pipeline.loopfm.nibbles import codebook, pack_nibbles
 from pipeline.loopfm.scoring import score
 from pipeline.loopfm.student_rows import SurfaceRows, surface_rows
-from pipeline.loopfm.training import StudentRows, predict_rows, read_by, train_student
-from pipeline.loopfm.transfer import features_of
+from pipeline.loopfm.training import StudentRows, predict_rows, read_by
+from pipeline.loopfm.transfer import features_of, trained
 from pipeline.mixing.loader import Loader
 from pipeline.run.codec import digest
-from pipeline.run.config import RunConfig, with_overrides
+from pipeline.run.config import with_overrides
 from pipeline.run.manifest import replacing
 from pipeline.run.paths import Run
 
@@ -148,7 +147,7 @@ def _scored(
 ) -> dict[str, str]:
     """Per surface the file with the variant's probabilities."""
     given = _with_features(run, variant.features)
-    config = with_overrides(given.config, STUDENT | variant.changes)
+    given = _with_students(given, variant.changes)
     settings = digest([STUDENT | variant.changes, variant.arms, variant.features, seed])
     found = {}
     for surface in run.config.surfaces:
@@ -156,7 +155,7 @@ def _scored(
         if not path.is_file():
             path.parent.mkdir(exist_ok=True)
             began = time.process_time()
-            frame = _frame(given, config, rows(surface, variant.features), variant.arms, seed)
+            frame = _frame(given, rows(surface, variant.features), variant.arms, seed)
             with replacing(path) as file:
                 frame.write_parquet(file)
             print(f"{path.stem}: {time.process_time() - began:.0f} s", flush=True)
@@ -164,14 +163,17 @@ def _scored(
     return found
 
 
-def _frame(
-    run: Run, config: RunConfig, data: SurfaceRows, names: tuple[str, ...], seed: int
-) -> pl.DataFrame:
+def _with_students(run: Run, changes: dict[str, Any]) -> Run:
+    """The run with the benchmark's students, and changes to them."""
+    return Run(folder=run.folder, config=with_overrides(run.config, STUDENT | changes))
+
+
+def _frame(run: Run, data: SurfaceRows, names: tuple[str, ...], seed: int) -> pl.DataFrame:
     """Labels, truth and every arm's probability of the clicks that are scored."""
     train, test, scored = _split(data)
     columns = {"y": data.y_RK[scored, 0], "fm": test.soft_RK[:, 0].numpy()}
     for arm in arms_named(names):
-        student = _trained(run, config, train, arm, seed)
+        student = trained(run, train, arm, seed)
         columns[arm.name] = predict_rows(student, read_by(arm, test, seed), arm)[:, 0].numpy()
     ids = with_truth(run, data.ids[scored])
     true = f"true_{CLICK}"
@@ -189,17 +191,6 @@ def _split(data: SurfaceRows) -> tuple[StudentRows, StudentRows, npt.NDArray[np.
     )
 
 
-def _trained(run: Run, config: RunConfig, rows: StudentRows, arm: Arm, seed: int) -> Student:
-    return train_student(
-        read_by(arm, rows, seed),
-        arm,
-        features=features_of(run, raw=arm.raw),
-        objectives=config.objectives,
-        config=config.transfer,
-        seed=seed,
-    )
-
-
 def _mean_ne(paths: dict[str, str]) -> float:
     frames = [pl.read_parquet(path) for path in paths.values()]
     found = [normalized_entropy(f["judged"].to_numpy(), f["kd"].to_numpy()) for f in frames]
@@ -209,12 +200,12 @@ def _mean_ne(paths: dict[str, str]) -> float:
 def _formats(run: Run, seed: int, gamma: float) -> dict[str, dict[str, float]]:
     """NE of one full student per surface with its vectors in each format, and bytes of a vector."""
     found: dict[str, dict[str, float]] = {}
-    config = with_overrides(run.config, STUDENT | {"transfer.kd_gamma": gamma})
+    run = _with_students(run, {"transfer.kd_gamma": gamma})
     (arm,) = arms_named((FULL,))
     for surface in run.config.surfaces:
         data = _rows(run, surface, "own")
         train, test, scored = _split(data)
-        student = _trained(run, config, train, arm, seed)
+        student = trained(run, train, arm, seed)
         judged = with_truth(run, data.ids[scored])[f"true_{CLICK}"].to_numpy()
         for name, codes_Nd in in_formats(test.loop.stored_NS.numpy()).items():
             stored = test.loop.with_stored(torch.from_numpy(codes_Nd))
@@ -271,13 +262,13 @@ def _forward(model: FoundationModel, batches: list[Batch], width: int) -> None:
 
 
 def _student_cost(run: Run, seed: int) -> float:
-    config = with_overrides(run.config, STUDENT)
+    run = _with_students(run, {})
     data = _rows(run, run.config.surfaces[0], "own")
     train, _, _ = _split(data)
     few = train.part(slice(0, min(len(train), SPEED_ROWS)))
     students = {}
     for arm in arms_named(("kd", "kd_loopfm")):
-        students[arm.name] = (arm, _trained(run, config, few.part(slice(0, 1_024)), arm, seed))
+        students[arm.name] = (arm, trained(run, few.part(slice(0, 1_024)), arm, seed))
     with_, without = students["kd_loopfm"], students["kd"]
     return _ratio(
         lambda: predict_rows(with_[1], few, with_[0]),

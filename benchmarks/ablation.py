@@ -24,7 +24,7 @@ import polars as pl
 
 from benchmarks._experiments import replace_section, table
 from benchmarks._measure import Bound, child, report
-from benchmarks._paired import costs_pct, over_few_seeds
+from benchmarks._paired import costs_pct, over_seeds
 from benchmarks._removals import EVENTS, FULL, QUICK, REMOVALS, WHOLE, production_mflop
 from benchmarks._trials import World
 from pipeline.evaluation.intervals import Interval
@@ -102,7 +102,7 @@ def _costs(runs: Runs) -> dict[str, Interval]:
         costs_pct({arm: pl.read_parquet(run["scores"]) for arm, run in found.items()}, WHOLE)
         for found in runs
     ]
-    return {arm: over_few_seeds([draws[arm] for draws in each]) for arm in REMOVALS if arm != WHOLE}
+    return {arm: over_seeds([draws[arm] for draws in each]) for arm in REMOVALS if arm != WHOLE}
 
 
 def _rows(

@@ -32,7 +32,7 @@ import polars as pl
 from benchmarks._experiments import replace_section, table
 from benchmarks._long_memory import CONTEXTS, FULL, QUICK, TIMES
 from benchmarks._measure import Bound, Cost, child, report
-from benchmarks._paired import Task, nes, over_few_seeds, trained
+from benchmarks._paired import Task, nes, over_seeds, trained
 from pipeline.evaluation.intervals import Interval
 from pipeline.evaluation.metrics import normalized_entropy
 
@@ -100,7 +100,7 @@ def _gains(quick: bool, seeds: int, processes: int) -> tuple[dict[Task, Cost], d
                 runs[arm, seed].value["ne"] = float(ne[arm][0])
             true_N = frames[arms[0]]["true_click"].to_numpy()
             runs[arms[0], seed].value["bayes"] = normalized_entropy(true_N, true_N)
-    return runs, {arm: over_few_seeds([draws[arm] for draws in each]) for arm in arms[1:]}
+    return runs, {arm: over_seeds([draws[arm] for draws in each]) for arm in arms[1:]}
 
 
 def _cost_rows(measured: Measured) -> list[list[str]]:

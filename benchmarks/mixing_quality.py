@@ -21,18 +21,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 
 from benchmarks._arms import MIX, MOVIELENS_DAYS, NATURAL, UNIFORM
-from benchmarks._measure import BenchmarkError, child, report
+from benchmarks._measure import BenchmarkError, child, home_folder, report
+from benchmarks._paired import mean_of_worlds
 from pipeline.evaluation.intervals import Draws, Interval, interval, resample
 from pipeline.evaluation.metrics import Floats
 
@@ -76,12 +74,7 @@ def _contests(quick: bool, seeds: int) -> list[tuple[str, int]]:
 
 def _contest(source: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any] | None:
     """One seed of a source in a process of its own, and the draws of every cell."""
-    with ExitStack() as stack:
-        if arguments.home:
-            home = Path(arguments.home) / f"{source}-{seed}"
-            home.mkdir(parents=True, exist_ok=True)
-        else:
-            home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headwater-bench-")))
+    with home_folder(arguments.home, f"{source}-{seed}") as home:
         given: dict[str, Any] = {
             "home": str(home),
             "seed": seed,
@@ -130,10 +123,7 @@ def _cell(rows: dict[str, pl.DataFrame], objective: str) -> dict[str, Draws]:
 
 def _mean(drawn: list[dict[str, Draws]], value: Callable[[dict[str, Draws]], Floats]) -> Interval:
     """Value and interval of the mean over seeds, independent as they share no row."""
-    each = [value(seed) for seed in drawn]
-    rng = np.random.default_rng(0)
-    mixed = [np.concatenate([v[:1], rng.permutation(v[1:])]) for v in each]
-    return interval(np.mean(mixed, axis=0))
+    return interval(mean_of_worlds([value(seed) for seed in drawn]))
 
 
 def _gain(other: str) -> Callable[[dict[str, Draws]], Floats]:

@@ -16,17 +16,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from benchmarks._measure import BenchmarkError, child, report
+from benchmarks._measure import BenchmarkError, child, home_folder, report
+from benchmarks._paired import mean_of_worlds
 from pipeline.evaluation.intervals import Interval, interval, resample
 from pipeline.evaluation.metrics import Floats
 from pipeline.evaluation.transfer_ratio import transfer_ratio
@@ -114,13 +112,7 @@ def _contests(sources: Sequence[str], seeds: int, quick: bool) -> list[Contest]:
 
 def _contest(contest: Contest, home: str) -> dict[str, Any] | None:
     """One world in a process of its own; None where a public set cannot be had."""
-    with ExitStack() as stack:
-        if home:
-            folder = Path(home) / f"{contest.source}-{contest.seed}"
-            folder.mkdir(parents=True, exist_ok=True)
-        else:
-            made = tempfile.TemporaryDirectory(prefix="headwater-bench-")
-            folder = Path(stack.enter_context(made))
+    with home_folder(home, f"{contest.source}-{contest.seed}") as folder:
         what = f"benchmarks._transfer_arms:{contest.function}"
         try:
             cost = child(what, home=str(folder), seed=contest.seed, **contest.arguments)
@@ -178,19 +170,14 @@ def _cells(answers: Sequence[tuple[Contest, dict[str, Any]]]) -> dict[Key, Nes]:
     for contest, answer in answers:
         for (variant, surface), nes in answer["nes"].items():
             grouped.setdefault((contest.source, variant, surface), []).append(nes)
-    return {key: _mean(seeds, mixed=key[0] == "planted") for key, seeds in grouped.items()}
-
-
-def _mean(seeds: Sequence[Nes], *, mixed: bool) -> Nes:
-    rng = np.random.default_rng(0)
-    places = []
-    for _ in seeds:
-        order = rng.permutation(np.arange(1, DRAWS + 1)) if mixed else np.arange(1, DRAWS + 1)
-        places.append(np.concatenate([[0], order]))
     return {
-        arm: np.mean([nes[arm][place] for nes, place in zip(seeds, places, strict=True)], axis=0)
-        for arm in seeds[0]
+        key: {arm: _mean([nes[arm] for nes in seeds], key[0]) for arm in seeds[0]}
+        for key, seeds in grouped.items()
     }
+
+
+def _mean(seeds: Sequence[Floats], source: str) -> Floats:
+    return mean_of_worlds(seeds) if source == "planted" else np.asarray(np.mean(seeds, axis=0))
 
 
 def _print_table(cells: dict[Key, Nes]) -> None:

@@ -122,6 +122,8 @@ def jagged_pool(
     backend: Backend = "auto",
 ) -> Tensor:
     """[B, D]: mean, sum or softmax-weighted sum of each row's events; empty rows give zeros."""
+    if mode not in ("mean", "sum", "softmax"):
+        raise ValueError(f"mode must be mean, sum or softmax, got {mode!r}; choose one")
     if (mode == "softmax") != (logits_P is not None):
         raise ValueError(f"logits_P goes with mode 'softmax' alone, got mode {mode!r}; fix one")
     triton = _is_triton(backend, values_PD)

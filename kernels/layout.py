@@ -30,6 +30,13 @@ class Bucket:
     length: int
     valid_bT: Tensor | None  # None: every slot holds an event
 
+    def hidden(self, score_bTX: Tensor) -> Tensor:
+        """Scores with those of free slots at -inf."""
+        if self.valid_bT is None:
+            return score_bTX
+        shape = (*self.valid_bT.shape, *([1] * (score_bTX.dim() - 2)))
+        return score_bTX.masked_fill(~self.valid_bT.view(shape), float("-inf"))
+
 
 @dataclass(frozen=True, slots=True)
 class Span:

@@ -19,7 +19,7 @@ def jagged_pool(
         return values_PD.new_zeros(layout.num_rows, values_PD.shape[1])
     if mode == "softmax" and logits_P is not None:
         logits = layout.blocks(logits_P)
-        weights = [_hide(x, b).softmax(1) for b, x in zip(layout.buckets, logits, strict=True)]
+        weights = [b.hidden(x).softmax(1) for b, x in zip(layout.buckets, logits, strict=True)]
     else:
         weights = [_ones(b, values_PD) for b in layout.buckets]
     if mode == "mean":
@@ -36,10 +36,3 @@ def _ones(bucket: Bucket, like: Tensor) -> Tensor:
     if bucket.valid_bT is None:
         return like.new_ones(bucket.num_rows, bucket.length)
     return bucket.valid_bT.to(like.dtype)
-
-
-def _hide(score_bT: Tensor, bucket: Bucket) -> Tensor:
-    """Scores with free slots at -inf."""
-    if bucket.valid_bT is None:
-        return score_bT
-    return score_bT.masked_fill(~bucket.valid_bT, float("-inf"))

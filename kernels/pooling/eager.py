@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.layout import Bucket, Layout
+from kernels.layout import Layout
 from kernels.pooling.long import LongSeeds
 
 LONG = 100  # slots a row, from which on rows are read one by one
@@ -33,7 +33,7 @@ def _by_bucket(q_SHK: Tensor, k_PHK: Tensor, v_PHK: Tensor, layout: Layout) -> T
     blocks = zip(layout.buckets, layout.blocks(score_PHS), layout.blocks(v_PHK), strict=True)
     parts = []
     for bucket, score_bTHS, v_bTHK in blocks:
-        weight_bTHS = _hide(score_bTHS, bucket).softmax(1)
+        weight_bTHS = bucket.hidden(score_bTHS).softmax(1)
         if heads == 1:
             pooled_bSHK = torch.bmm(weight_bTHS[:, :, 0].transpose(1, 2), v_bTHK[:, :, 0])[
                 :, :, None
@@ -42,11 +42,3 @@ def _by_bucket(q_SHK: Tensor, k_PHK: Tensor, v_PHK: Tensor, layout: Layout) -> T
             pooled_bSHK = torch.einsum("bths,bthk->bshk", weight_bTHS, v_bTHK)
         parts.append(pooled_bSHK)
     return torch.cat(parts)
-
-
-def _hide(score_bTX: Tensor, bucket: Bucket) -> Tensor:
-    """Scores with free slots at -inf."""
-    if bucket.valid_bT is None:
-        return score_bTX
-    shape = (*bucket.valid_bT.shape, *([1] * (score_bTX.dim() - 2)))
-    return score_bTX.masked_fill(~bucket.valid_bT.view(shape), float("-inf"))

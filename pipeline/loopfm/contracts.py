@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from data_contracts import frames, representations
-from pipeline.loopfm.lake import codes_of, day_files, read_bucket
+from pipeline.loopfm.lake import codes_of, day_files, read_bucket, read_index
 from pipeline.run.contract import docs_folder, require_columns, settle
 from pipeline.run.errors import DataError
 from pipeline.run.manifest import Manifest, Outcome, need_manifest, produce
@@ -29,7 +28,7 @@ def representation_contract(run: Run, unit: str = "") -> Manifest:
     def build(folder: Path) -> Outcome:
         from data_contracts.runner import validate
 
-        index = json.loads((run.output("represent") / "index.json").read_text())
+        index = read_index(run)
         spec = spec_of(run, index)
         frame = _vectors(run, index, spec)
         profile = representations.profile(frame, spec, wanted(run))

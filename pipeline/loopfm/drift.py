@@ -18,9 +18,8 @@ import numpy.typing as npt
 import polars as pl
 
 from pipeline.loopfm.compress import unpack
-from pipeline.loopfm.lake import INDEX, codes_of, day_folder, read_bucket
+from pipeline.loopfm.lake import codes_of, day_folder, read_bucket, read_index
 from pipeline.run.errors import ConfigError, DataError
-from pipeline.run.manifest import need_manifest
 from pipeline.run.paths import Run, open_run
 
 MIN_ROWS = 100
@@ -62,8 +61,7 @@ def drift_between(older_Nd: Floats, newer_Nd: Floats) -> Drift:
 
 def drift_of(run: Run, against: str) -> Drift:
     """The drift from epoch `against` to the run's, on the days that the lake has of both."""
-    index = json.loads((run.output("represent") / INDEX).read_text())
-    need_manifest(run.output("represent"))
+    index = read_index(run)
     if against == index["epoch"]:
         raise ConfigError(f"epoch {against!r} is the run's own; name an earlier one")
     pairs = [

@@ -25,12 +25,13 @@ from torch import Tensor, nn
 from model.student import Student
 from model.student_sequence import Padded
 from pipeline.loopfm.arms import arms_named
+from pipeline.loopfm.lake import read_index
 from pipeline.loopfm.served import SEQUENCE, WEIGHTS, ServedStudent, load_student
 from pipeline.loopfm.student_rows import SurfaceRows, surface_rows
 from pipeline.mixing.canonical import read_rows, window_impressions
 from pipeline.mixing.packing import feature_columns
 from pipeline.run.errors import ContractError
-from pipeline.run.manifest import write_json
+from pipeline.run.manifest import replacing_folder, write_json
 from pipeline.run.paths import Run, open_run
 
 GOLDEN_ROWS, TURNS = 64, 30
@@ -52,7 +53,7 @@ class _Program(nn.Module):
 def export(run: Run, surface: str, arm: str = SERVED_ARM) -> dict[str, Any]:
     """Export one surface's student; the card. `ContractError` when golden rows come out otherwise.
 
-    Files replace those of an earlier export only after all checks.
+    An earlier export is replaced as a whole, and only after all checks.
     """
     seed = run.config.transfer.seed
     folder = run.output("transfer", surface) / "arms" / arm / f"seed={seed}"
@@ -64,15 +65,14 @@ def export(run: Run, surface: str, arm: str = SERVED_ARM) -> dict[str, Any]:
     _agree("the exported program", program.module()(*inputs), expected_BK)
     half = served.tensors(golden.head(len(golden) // 2))
     _agree("the exported program", program.module()(*half), expected_BK[: len(golden) // 2])
-    target = run.inside("exports", surface)
-    target.mkdir(parents=True, exist_ok=True)
-    torch.export.save(program, target / "student.pt2")
     answers = {f"p_{o.name}": expected_BK[:, k].numpy() for k, o in enumerate(served.objectives)}
-    golden.with_columns(**{n: pl.Series(v) for n, v in answers.items()}).write_parquet(
-        target / "golden.parquet"
-    )
     card = _card(run, surface, arm, served, golden, folder)
-    write_json(target / "card.json", card)
+    with replacing_folder(run.inside("exports", surface)) as made:
+        torch.export.save(program, made / "student.pt2")
+        golden.with_columns(**{n: pl.Series(v) for n, v in answers.items()}).write_parquet(
+            made / "golden.parquet"
+        )
+        write_json(made / "card.json", card)
     return card
 
 
@@ -139,7 +139,7 @@ def _card(
     metrics = json.loads((run.output("transfer", surface) / "metrics.json").read_text())
     inputs = served.tensors(golden)
     one = served.tensors(golden.head(1))
-    index = json.loads((run.output("represent") / "index.json").read_text())
+    index = read_index(run)
     return {
         "surface": surface,
         "day": run.config.day,

@@ -103,7 +103,7 @@ def read_representations(run: Run) -> Representations:
     `ContractError` when one of them comes from another epoch or from a model that saw labels after
     it; `DataError` when a day is missing, a file is cut short or a code is broken.
     """
-    index = json.loads((run.output("represent") / INDEX).read_text())
+    index = read_index(run)
     tables = [
         read_bucket(path) for day in sorted(index["days"]) for path in day_files(run, index, day)
     ]
@@ -121,6 +121,16 @@ def read_representations(run: Run) -> Representations:
         z_Nd=codes,
         logits_NK=np.stack(logits, axis=1),
     )
+
+
+def read_index(run: Run) -> dict[str, Any]:
+    """The stage's index: epoch, cut and days; `DataError` when represent has not run."""
+    path = run.output("represent") / INDEX
+    try:
+        index: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist; run the represent stage first") from None
+    return index
 
 
 def day_files(run: Run, index: Mapping[str, Any], day: str) -> list[Path]:

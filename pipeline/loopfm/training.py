@@ -20,7 +20,7 @@ from model.config import FeatureSet, Objective
 from model.student import Student, StudentConfig, student_loss
 from model.student_sequence import History
 from pipeline.loopfm.arms import Arm
-from pipeline.run.config import TransferConfig
+from pipeline.run.transfer import TransferConfig
 
 EMA_DECAY: Final = 0.98
 EPSILON: Final = 1e-4

@@ -93,7 +93,7 @@ def _run_arms(run: Run, surface: str, data: SurfaceRows, folder: Path) -> Outcom
     with Progress(f"transfer {surface}", len(arms) * len(seeds)) as progress:
         for arm in arms:
             for seed in seeds:
-                student = _trained(run, train, arm, seed)
+                student = trained(run, train, arm, seed)
                 _save(folder / "arms" / arm.name / f"seed={seed}", student, arm, run, surface)
                 p_RK = predict_rows(student, read_by(arm, test, seed), arm)
                 found[f"{arm.name}_s{seed}"] = p_RK.numpy()
@@ -112,7 +112,8 @@ def _run_arms(run: Run, surface: str, data: SurfaceRows, folder: Path) -> Outcom
     return Outcome(rows=len(frame), figures=metrics)
 
 
-def _trained(run: Run, rows: StudentRows, arm: Arm, seed: int) -> Student:
+def trained(run: Run, rows: StudentRows, arm: Arm, seed: int) -> Student:
+    """An arm's student by the run's config, on rows of a surface."""
     return train_student(
         read_by(arm, rows, seed),
         arm,

@@ -12,6 +12,7 @@ from model.layout import Layout
 from pipeline.run.codec import digest, from_dict, to_dict
 from pipeline.run.planted import PlantedConfig
 from pipeline.run.scaling import ScalingConfig
+from pipeline.run.transfer import TransferConfig
 
 OVERALL = "overall"  # the name of all surfaces together wherever figures are listed
 MAX_OBJECTIVES = 8  # the mix marks the positive ones of a row in a byte
@@ -222,38 +223,6 @@ class TrainConfig:
         require(self.batch_size > 0, "train.batch_size", "above 0", self.batch_size, "use 512")
         self.layout.check(self.ranks, self.zero_stage)
         require(0 <= self.ema_decay < 1, "train.ema_decay", "in [0, 1)", self.ema_decay, "use 0.98")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TransferConfig:
-    """Students and what they learn from (arXiv 2605.29280 LoopFM, 2502.17494 KD).
-
-    `arms`: what is trained (docs/transfer.md lists them all). `student` and `encoder`: the
-    students' trunk, and how they read the last `sequence_len` events. `lake_format`: how
-    representations lie in the lake, as `quantization` has them or in four bits. `kd_gamma`,
-    `kd_alpha` and `kd_beta` weigh the soft labels, scale them, and scale their gradient into the
-    trunk; `kd_adapter` recalibrates them on fresh labels.
-    """
-
-    arms: tuple[str, ...] = ("none", "kd", "loopfm", "kd_loopfm")
-    student: Literal["dcnv2", "din", "tiny"] = "dcnv2"
-    encoder: Literal["mean", "sum", "din", "dmin"] = "mean"
-    quantization: Literal["float32", "int8"] = "int8"
-    lake_format: Literal["same", "int4", "kmeans4"] = "same"
-    sequence_len: int = 50
-    refresh_days: int = 7
-    kd_gamma: float = 10.0
-    kd_alpha: float = 1.0
-    kd_beta: float = 1.0
-    kd_adapter: bool = False
-    batch_size: int = 512
-    lr: float = 3e-3
-    embedding_dim: int = 8
-    embedding_init_sd: float = 0.05
-    mlp_width: int = 64
-    cross_layers: int = 2
-    seeds: int = 1
-    seed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -177,6 +177,20 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         temporary.unlink(missing_ok=True)
 
 
+@contextmanager
+def replacing_folder(target: Path) -> Iterator[Path]:
+    """A folder to fill in the place of `target`: what is half-filled is never visible there."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.parent / f".{target.name}.{os.getpid()}.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        yield temporary
+        _publish(temporary, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
 def sha256_file(path: Path) -> str:
     """SHA-256 of a file's content."""
     with path.open("rb") as file:

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import ablation
 from benchmarks._measure import BenchmarkError
-from benchmarks._paired import over_few_seeds
+from benchmarks._paired import over_seeds
 from benchmarks._removals import (
     REMOVALS,
     SAME_TOWERS,
@@ -48,13 +48,13 @@ def test_compskip_and_the_window_save_the_flops_that_are_wanted():
 
 def test_three_seeds_of_one_sign_are_no_finding():
     draws = np.zeros(501)
-    apart = over_few_seeds([draws + 0.1, draws + 0.2, draws + 0.6])
+    apart = over_seeds([draws + 0.1, draws + 0.2, draws + 0.6])
     assert apart.value == pytest.approx(0.3)
     assert apart.low < 0 < apart.high
-    alike = over_few_seeds([draws + 0.30, draws + 0.31, draws + 0.29])
+    alike = over_seeds([draws + 0.30, draws + 0.31, draws + 0.29])
     assert 0 < alike.low < alike.high
     with pytest.raises(BenchmarkError, match="train at least 2"):
-        over_few_seeds([draws])
+        over_seeds([draws])
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from benchmarks import transfer
+from benchmarks._measure import home_folder
+from benchmarks._paired import mean_of_worlds
 from benchmarks._transfer_arms import MAIN, in_formats, variants
 
 TRS = {"kd": 0.1, "raw": 0.4, "loopfm": 0.4, "kd_loopfm": 0.5, "kd_raw": 0.6, "placebo": 0.59}
@@ -64,8 +68,8 @@ def test_costs_of_formats_are_means_in_percent() -> None:
 
 
 def test_seeds_of_worlds_are_independent_and_those_of_one_set_are_paired() -> None:
-    seeds = [nes(seed=1), nes(seed=1)]
-    paired, mixed = (transfer._mean(seeds, mixed=m)["none"] for m in (False, True))
+    seeds = [nes(seed=1)["none"], nes(seed=1)["none"]]
+    paired, mixed = (transfer._mean(seeds, source) for source in ("movielens", "planted"))
     assert paired.std() > 1.2 * mixed.std()
     assert paired[0] == mixed[0]
 
@@ -83,3 +87,22 @@ def test_a_public_set_has_the_main_arms_alone() -> None:
     assert len(names) == len(set(names))
     assert {"user_id", "no_gap", "student_tiny", "adapter"} <= set(names)
     assert "none" in MAIN
+
+
+def test_worlds_that_share_no_row_are_not_paired_but_their_arms_are() -> None:
+    rng = np.random.default_rng(0)
+    mine, theirs = rng.normal(0, 1, 501), rng.normal(0, 1, 501)
+    found = mean_of_worlds([mine, mine])
+    assert found[0] == mine[0]
+    assert found.std() < 0.8 * mine.std()  # paired draws would have kept it
+    other = mean_of_worlds([mine + 1, theirs + 2]) - mean_of_worlds([mine, theirs])
+    assert other == pytest.approx(np.full(501, 1.5))
+
+
+def test_a_home_folder_stays_where_one_was_named(tmp_path: Path) -> None:
+    with home_folder(str(tmp_path / "kept"), "planted-0") as folder:
+        (folder / "a").touch()
+    assert (tmp_path / "kept" / "planted-0" / "a").is_file()
+    with home_folder("", "planted-0") as made:
+        assert made.is_dir()
+    assert not made.exists()

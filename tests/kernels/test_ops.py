@@ -160,3 +160,10 @@ def test_references_pass_gradcheck():
     assert torch.autograd.gradcheck(
         lambda q, k, v: pooling.seed_attention(q, k, v, lengths), [rand(2, 1, 2), e[1], e[2]]
     )
+
+
+@pytest.mark.parametrize("backend", ["eager", "triton"])
+def test_an_unknown_way_to_pool_is_refused_alike(backend):
+    layout = kernels.arrange(torch.tensor([2]))
+    with pytest.raises(ValueError, match="mode must be mean, sum or softmax, got 'max'"):
+        kernels.jagged_pool(torch.ones(2, 3), layout, mode="max", backend=backend)

@@ -15,8 +15,10 @@ from pipeline.loopfm.training import (
     rows_of,
     train_student,
 )
-from pipeline.run.config import TransferConfig
+from pipeline.run.config import with_overrides
 from pipeline.run.errors import ConfigError
+from pipeline.run.presets import preset
+from pipeline.run.transfer import TransferConfig
 
 FEATURES = FeatureSet(
     tables=(EmbeddingTable(name="ad", buckets=50),),
@@ -174,6 +176,8 @@ def test_unknown_arms_are_refused() -> None:
     assert [a.name for a in arms_named(("kd", "none"))] == ["kd", "none"]
     with pytest.raises(ConfigError, match=r"transfer.arms must name some of .*'magic'"):
         arms_named(("kd", "magic"))
+    with pytest.raises(ConfigError, match=r"transfer\.arms.*'magic'"):  # before anything is trained
+        with_overrides(preset("2026-11-29", "smoke"), {"transfer.arms": ["kd", "magic"]})
 
 
 @pytest.mark.parametrize(

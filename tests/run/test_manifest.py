@@ -12,7 +12,14 @@ from pathlib import Path
 import pytest
 
 from pipeline.run.errors import DataError
-from pipeline.run.manifest import Manifest, Outcome, need_manifest, produce, read_manifest
+from pipeline.run.manifest import (
+    Manifest,
+    Outcome,
+    need_manifest,
+    produce,
+    read_manifest,
+    replacing_folder,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 SLOW = """
@@ -122,3 +129,22 @@ def test_fingerprint_is_of_the_content(tmp_path: Path) -> None:
     other = make(tmp_path / "other", Builder("other"))
     assert one.fingerprint == same.fingerprint
     assert one.fingerprint != other.fingerprint
+
+
+def test_a_folder_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    target = tmp_path / "out" / "feed"
+    with replacing_folder(target) as made:
+        (made / "a").write_text("1")
+
+    def fail() -> None:
+        with replacing_folder(target) as made:
+            (made / "b").write_text("2")
+            raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="full"):
+        fail()
+    assert [p.name for p in target.parent.rglob("*")] == ["feed", "a"]
+    with replacing_folder(target) as made:
+        (made / "b").write_text("2")
+        assert [p.name for p in target.iterdir()] == ["a"]
+    assert [p.name for p in target.parent.rglob("*")] == ["feed", "b"]
