@@ -120,10 +120,12 @@ class Training:
     def _calibrator(self) -> Calibrator | None:
         """What scores the last segment's last hours; None when there are none."""
         hours = self.run.config.window.calibration_hours
+        if not hours:
+            return None
         begin = self.window.students_begin if self.opens_epoch else self.window.train_begin
         begin_us = calibration_begin(begin, self.window.cut, hours)
         calibrator = Calibrator(self.segments[-1], begin_us, self.calibration_folder)
-        return calibrator if hours and calibrator.parts else None
+        return calibrator if calibrator.parts else None
 
     def _start(self) -> None:
         """Resume this run, or start from the parent's model, or from nothing."""

@@ -39,7 +39,8 @@ _KINDS = {e.__name__: e for e in (ConfigError, ContractError, DataError, ResumeE
 def torchrun_command(num_ranks: int, module: str, *arguments: str) -> list[str]:
     """`python -m module <arguments>` as ranks of this host, that meet on loopback."""
     local = ["--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(num_ranks)]
-    return [sys.executable, "-m", "torch.distributed.run", *local, "-m", module, *arguments]
+    run = ["-m", "--", module, *arguments]  # after -- no argument is taken for torchrun's own
+    return [sys.executable, "-m", "torch.distributed.run", *local, *run]
 
 
 def run_ranks(num_ranks: int, module: str, *arguments: str) -> Any:

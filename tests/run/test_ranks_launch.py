@@ -10,9 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
+from torch.distributed.run import get_args_parser
 
 from pipeline.run.errors import DataError, RetryError
-from pipeline.run.ranks import run_ranks
+from pipeline.run.ranks import run_ranks, torchrun_command
 
 HERE = Path(__file__).parent
 
@@ -43,6 +44,13 @@ def gone(pid: int, within_s: float = 10.0) -> bool:
 def test_rank_0_answers_and_lines_are_handed_on(tmp_path, capfd):
     assert run_ranks(2, "rank_probe", "answers", str(tmp_path)) == {"ranks": "2", "of": 0}
     assert {"rank 0 works", "rank 1 works"} <= set(capfd.readouterr().err.splitlines())
+
+
+def test_no_argument_is_taken_for_one_of_torchrun():
+    command = torchrun_command(3, "pipeline", "rank", "--run", "home/runs/1")
+    given = get_args_parser().parse_args(command[3:])
+    assert (given.nproc_per_node, given.module, given.training_script) == ("3", True, "pipeline")
+    assert given.training_script_args == ["rank", "--run", "home/runs/1"]
 
 
 def test_the_failing_rank_is_heard_and_not_those_that_lost_it(tmp_path, capfd):
