@@ -25,7 +25,7 @@ from model import checkpoint
 from model.batch import Batch
 from model.foundation import FoundationModel, training_loss
 from model.heads import prior_bias
-from model.ranks import any_rank, barrier, join_process_group, rank, world_size
+from model.ranks import any_rank, barrier, join_process_group, rank, total, world_size
 from model.snapshot import save_snapshot
 from pipeline.mixing.loader import Loader
 from pipeline.pretraining.calibration import (
@@ -103,7 +103,8 @@ class Training:
         self._start()
         self.clock = Clock(began=time.monotonic(), ranks=world_size())
         self._saved_at = time.monotonic()
-        banner(run, self.engine, sum(s.num_rows for s in self.segments), config_hash)
+        num_rows = total(torch.tensor(sum(s.num_rows for s in self.segments)))
+        banner(run, self.engine, int(num_rows), config_hash)
 
     @staticmethod
     def segments_of(run: Run, window: Window) -> list[Loader]:
