@@ -16,7 +16,7 @@ from model.batch import Batch
 from model.embedding import PlainTables
 from model.foundation import FoundationModel, ModelOutput
 from model.parallel import TABLE_STRIDE
-from pipeline.run.config import TrainConfig
+from pipeline.run.train import TrainConfig
 
 EPS = 1e-8
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from model.budgets import Keep
 from model.config import require
 from model.layout import Layout
 
@@ -23,6 +24,7 @@ class EngineConfig:
     ranks: int = 1
     zero_stage: int = 0
     layout: Layout = field(default_factory=Layout)
+    keep: Keep = field(default_factory=Keep)
     optimizer: Literal["adaptive", "sgd"] = "adaptive"
     gradient_accumulation: int = 1
     precision: Literal["float32", "float16"] = "float32"

@@ -32,6 +32,7 @@ from model.foundation import FoundationModel, ModelOutput
 from model.losses import Joint
 from model.pieces import Place
 from model.ranks import gathered, join_process_group
+from model.recompute import give_up
 from model.snapshot import set_tables
 from model.tables import trained_tables
 
@@ -62,6 +63,7 @@ class Engine:
         self.tables = trained_tables(plain, kind, config.sparse_lr, config.layout.sharding)
         model.sparse.tables = self.tables
         self.sparse, self.dense = model.sparse, model.dense
+        self.recomputed = give_up(model.dense, config.keep)
         self.dense_part = DensePart(model.dense, config)
         self._engine = self.dense_part.engine
         self._average_dense = WeightAverage(self.dense_part.held(), config.ema_decay)

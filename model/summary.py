@@ -9,16 +9,19 @@ float32. Activations are what autograd keeps of one row between forward and back
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
+from model.budgets import Keep
 from model.config import (
     Arch,
     ConfigError,
@@ -35,6 +38,7 @@ from model.config import (
 from model.embedding import DenseInputs, EventInputs
 from model.flops import flops_by_part
 from model.foundation import DenseArch
+from model.recompute import give_up, recomputed, regions_of, tensors_in
 from model.sizes import SIZES, model_config
 from model.snapshot import config_from, features_from
 
@@ -160,8 +164,7 @@ def text(shape: Shape, config: ModelConfig, lengths: Mapping[str, int]) -> list[
     lines += ["", f"{'forward, a row with ' + histories:44}{'MFLOP':>10}{'share':>8}"]
     lines += [_flops(name, value, total) for name, value in flops.items()]
     lines += [_flops("all (training: three times)", total, total)]
-    held = activation_bytes(dense, shape.features, config, lengths)
-    return [*lines, "", f"activations kept for backward: {held / 1e6:.3f} MB a row"]
+    return [*lines, "", *_activations(dense, shape.features, config, lengths)]
 
 
 def parts_of(dense: DenseArch, features: FeatureSet, config: ModelConfig) -> dict[str, Part]:
@@ -198,10 +201,30 @@ def _tables(features: FeatureSet, config: ModelConfig) -> Part:
     )
 
 
+def _activations(
+    dense: DenseArch, features: FeatureSet, config: ModelConfig, lengths: Mapping[str, int]
+) -> list[str]:
+    """What is kept of a row for backward, and with each region's budget (train.keep) at 0."""
+    budgets = {"": Keep()}
+    regions = regions_of(dense)
+    budgets |= {f", train.keep.{name} 0": Keep(**{name: 0.0}) for name in regions}
+    budgets[", all of them 0"] = Keep(**dict.fromkeys(regions, 0.0))
+    lines = []
+    for name, keep in budgets.items():
+        given = copy.deepcopy(dense)
+        give_up(given, keep)
+        held = activation_bytes(given, features, config, lengths)
+        lines.append(f"{'activations of a row' + name:44}{held / 1e6:10.3f} MB")
+    return lines
+
+
 def activation_bytes(
     dense: DenseArch, features: FeatureSet, config: ModelConfig, lengths: Mapping[str, int]
 ) -> float:
-    """Bytes per row that autograd keeps of a training forward pass, weights left out."""
+    """Bytes per row that a training forward pass keeps for backward, weights left out.
+
+    Of a part that is computed again these are its inputs.
+    """
     inputs = _random_inputs(features, config, lengths)
     weights = {p.untyped_storage().data_ptr() for p in dense.parameters()}
     kept: dict[int, int] = {}
@@ -214,6 +237,12 @@ def activation_bytes(
             alive.append(tensor)
         return tensor
 
+    def keep_inputs(_: Module, arguments: tuple[Any, ...]) -> None:
+        for tensor in tensors_in(arguments):
+            keep(tensor)
+
+    for module in recomputed(dense):
+        module.register_forward_pre_hook(keep_inputs)
     dense.train()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         output = dense(inputs)

@@ -26,6 +26,7 @@ STDLIB_ONLY = (
     "model/baselines/__init__.py",
     "model/baselines/flops.py",
     "model/baselines/widths.py",
+    "model/budgets.py",
     "model/config.py",
     "model/flops.py",
     "model/flops_layers.py",

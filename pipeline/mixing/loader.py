@@ -108,6 +108,14 @@ class Loader:
         """Batches of a full pass, the last one possibly smaller; the same on every rank."""
         return len(self._bounds) - 1
 
+    @property
+    def lengths(self) -> dict[str, np.ndarray]:
+        """Events that each row reads, by event type, in the loader's order."""
+        return {
+            name: np.minimum(end - start, self._packs[name].max_len)
+            for name, (start, end) in self._spans.items()
+        }
+
     def batches(self, start: int = 0) -> Iterator[Batch]:
         """Batches from index `start` on, prepared ahead by a thread."""
         return prefetched(self.batch, range(start, self.num_batches))

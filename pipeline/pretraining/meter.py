@@ -6,6 +6,7 @@ Suffixes: B rows, K objectives.
 from __future__ import annotations
 
 import math
+import resource
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -97,15 +98,32 @@ class Meter:
 class Clock:
     """Where the time goes; kept out of the published folder, which holds no wall time.
 
-    `rows` are those of this rank, one of `ranks` that have about as many each.
+    `rows` are those of this rank, one of `ranks` that have about as many each; `waited` for data,
+    `saved` while checkpoints were copied, in seconds. A row needs `gflop_a_row` of a device that
+    can do `peak_gflops` a second.
     """
 
     began: float
+    gflop_a_row: float
+    peak_gflops: float
     waited: float = 0.0
+    saved: float = 0.0
     rows: int = 0
     ranks: int = 1
 
     def figures(self) -> dict[str, float]:
-        """Rows per second and the share of time spent waiting for data."""
+        """Rows a second of all ranks, share of time spent waiting for data, MFU, peak memory.
+
+        `local_mfu` counts the time of the steps alone, `mfu` all of it: data, checkpoints, scoring.
+        """
         spent = max(time.monotonic() - self.began, 1e-9)
-        return {"rows_per_s": self.rows * self.ranks / spent, "data_wait": self.waited / spent}
+        stepping = max(spent - self.waited - self.saved, 1e-9)
+        used = self.rows * self.gflop_a_row / self.peak_gflops
+        peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return {
+            "rows_per_s": self.rows * self.ranks / spent,
+            "data_wait": self.waited / spent,
+            "local_mfu": used / stepping,
+            "mfu": used / spent,
+            "peak_gb": peak_kib / 1024**2,
+        }

@@ -37,6 +37,7 @@ from pipeline.pretraining.calibration import (
 )
 from pipeline.pretraining.epoch import describe, inherited_epoch, opens_epoch
 from pipeline.pretraining.meter import Clock, Meter
+from pipeline.pretraining.mfu import peak_gflops, training_gflop
 from pipeline.pretraining.setup import banner, build_engine, prior_of
 from pipeline.run.codec import digest
 from pipeline.run.errors import DataError
@@ -101,7 +102,12 @@ class Training:
         self.meter = Meter(tuple(o.name for o in run.config.objectives))
         self.weights_K = torch.tensor([o.task_weight for o in run.config.objectives])
         self._start()
-        self.clock = Clock(began=time.monotonic(), ranks=world_size())
+        self.clock = Clock(
+            began=time.monotonic(),
+            gflop_a_row=training_gflop(run.config, self.segments),
+            peak_gflops=peak_gflops(run.config),
+            ranks=world_size(),
+        )
         self._saved_at = time.monotonic()
         num_rows = total(torch.tensor(sum(s.num_rows for s in self.segments)))
         banner(run, self.engine, int(num_rows), config_hash)
@@ -207,9 +213,11 @@ class Training:
 
     def save(self) -> None:
         """Begin to write a checkpoint."""
+        began = time.monotonic()
         state = {"segment": self.segment, "batch": self.batch, "meter": self.meter.state()}
         self.saver.save(self.engine, state)
         self._saved_at = time.monotonic()
+        self.clock.saved += self._saved_at - began
 
     def _snapshot(self, folder: Path, model: FoundationModel, cut_us: int, **extra: Any) -> None:
         if rank() > 0:

@@ -19,6 +19,7 @@ from model.foundation import FoundationModel
 from model.parallel import Engine, EngineConfig
 from model.precision import precision_note
 from model.ranks import total, world_size
+from model.recompute import keep_note
 from pipeline.run.manifest import need_manifest
 from pipeline.run.paths import Run
 
@@ -52,6 +53,7 @@ def build_engine(run: Run) -> Engine:
             ranks=train.ranks,
             zero_stage=train.zero_stage,
             layout=train.layout,
+            keep=train.keep,
         ),
     )
 
@@ -98,12 +100,13 @@ def banner(run: Run, engine: Engine, num_rows: int, config_hash: str) -> None:
         f"{flops / 1e6:.2f} MFLOP forward for a row with full histories",
         "device": f"cpu, {torch.get_num_threads()} threads, {platform.machine()}",
         "ranks": f"{train.ranks}, ZeRO {train.zero_stage}, tables by {train.layout.sharding}",
+        "recompute": keep_note(engine.recomputed),
         "kernels": f"{backend} ({reason})",
         "precision": precision_note(engine.dense),
         "versions": ", ".join(f"{name} {_version(name)}" for name in STACK),
     }
     for name, text in lines.items():
-        log.info("%-9s %s", name, text)
+        log.info("%-10s %s", name, text)
 
 
 def _version(name: str) -> str:

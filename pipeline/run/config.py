@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from model.config import ConfigError, FeatureSet, ModelConfig, Objective, check_towers, require
-from model.layout import Layout
 from pipeline.run.codec import digest, from_dict, to_dict
 from pipeline.run.planted import PlantedConfig
 from pipeline.run.scaling import ScalingConfig
+from pipeline.run.train import TrainConfig
 from pipeline.run.transfer import TransferConfig
 
 OVERALL = "overall"  # the name of all surfaces together wherever figures are listed
@@ -198,31 +198,6 @@ class MixConfig:
             self.floor,
             "use 0.0 and 1.0 for no limits",
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainConfig:
-    """Optimizers, batches, ranks and checkpoints; `batch_size` is that of all ranks together."""
-
-    batch_size: int = 512
-    dense_lr: float = 3e-3
-    sparse_lr: float = 3e-2
-    weight_decay: float = 0.0
-    warmup_steps: int = 50
-    clip_norm: float = 5.0
-    ema_decay: float = 0.98
-    epochs: int = 1
-    ranks: int = 1
-    threads: int = 1
-    zero_stage: int = 0
-    layout: Layout = field(default_factory=Layout)
-    checkpoint_every_s: float = 60.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        require(self.batch_size > 0, "train.batch_size", "above 0", self.batch_size, "use 512")
-        self.layout.check(self.ranks, self.zero_stage)
-        require(0 <= self.ema_decay < 1, "train.ema_decay", "in [0, 1)", self.ema_decay, "use 0.98")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,6 @@ from pipeline.run.config import (
     RunConfig,
     SolarisConfig,
     SourceConfig,
-    TrainConfig,
     WindowConfig,
 )
 from pipeline.run.planted import (
@@ -54,6 +53,7 @@ from pipeline.run.source_specs import (
     tafeng,
     taobaoad,
 )
+from pipeline.run.train import TrainConfig
 
 __all__ = ["SIZES", "SourceSpec", "landed", "planted", "preset", "read_spec", "source_spec"]
 SIZES = ("smoke", "small", "base")

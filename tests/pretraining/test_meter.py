@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from model.batch import Batch
-from pipeline.pretraining.meter import WINDOW, Meter
+from pipeline.pretraining.meter import WINDOW, Clock, Meter
 
 
 def batch(labels: list[float], mask: list[float] | None = None) -> Batch:
@@ -61,3 +61,14 @@ def test_a_meter_goes_on_exactly():
     second.close(WINDOW + 20)
     assert len(whole.records) == 2
     assert whole.records == second.records
+
+
+def test_mfu_counts_the_time_of_steps_or_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.pretraining.meter.time.monotonic", lambda: 20.0)
+    clock = Clock(began=10.0, gflop_a_row=0.5, peak_gflops=100.0, waited=3.0, saved=2.0, rows=400)
+    figures = clock.figures()
+    assert figures["mfu"] == pytest.approx(0.2)
+    assert figures["local_mfu"] == pytest.approx(0.4)
+    assert figures["data_wait"] == pytest.approx(0.3)
+    assert figures["rows_per_s"] == pytest.approx(40.0)
+    assert figures["peak_gb"] > 0.01
