@@ -1,4 +1,4 @@
-"""The representation: shallow activations of the foundation model, compressed to a short code.
+"""The representation: activations of the foundation model, compressed to a short code.
 
 LoopFM (arXiv 2605.29280): an autoencoder trained beside the model, with no gradient into it; the
 code ends in tanh, so that it quantizes well. Every prefix of the code (a quarter, a half, all of

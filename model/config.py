@@ -222,6 +222,7 @@ class ModelConfig:
     rote_phi_base: float | None = None  # None: phi = theta
     embedding_init_sd: float = 0.2
     representation_dim: int = 16
+    representation_layers: tuple[int, ...] = (1,)  # counted from 1; several are joined
     precision: Literal["float32", "mxfp8"] = "float32"
     mxfp8_keep: tuple[str, ...] = ()
     mxfp8_keep_last: int = 1
@@ -247,6 +248,14 @@ class ModelConfig:
         for name, least in _LEAST.items():
             value = getattr(self, name)
             require(value >= least, f"model.{name}", f"at least {least}", value, f"use {least}")
+        taken = self.representation_layers
+        require(
+            len(taken) > 0 and all(1 <= layer <= self.layers for layer in taken),
+            "model.representation_layers",
+            f"layers from 1 to model.layers = {self.layers}",
+            taken,
+            "use (1,), the first: shallow representations transfer better",
+        )
         for name in ("gdpa_tau", "rote_tau_s", "rote_theta_base", "rote_phi_base"):
             value = getattr(self, name)
             require(

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from model.baselines.flops import trunk_flops
-from model.baselines.widths import num_context_tokens, read_width, shallow_width
+from model.baselines.widths import num_context_tokens, read_width, represented_width
 from model.config import EventType, FeatureSet, ModelConfig
 from model.flops_layers import plain_pool, seed_attention, wukong_layer
 
@@ -45,7 +45,7 @@ def flops_by_part(
         "heads": _heads(config, features, num_objectives, num_surfaces),
         "compressor": 2
         * config.mlp_width
-        * (shallow_width(features, config) + config.representation_dim),
+        * (represented_width(features, config) + config.representation_dim),
     }
     for event in features.events:
         entry = 2 * event.width * (config.embedding_dim * len(event.attributes) + 2)

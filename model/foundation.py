@@ -15,7 +15,7 @@ from model.baselines.dcnv2 import DCNv2
 from model.baselines.din import DIN
 from model.baselines.interformer import InterFormer
 from model.baselines.mean import MeanEntry
-from model.baselines.widths import read_width, shallow_width
+from model.baselines.widths import read_width, represented_width
 from model.baselines.wukong import Wukong
 from model.batch import Batch
 from model.compressor import Compressor
@@ -70,7 +70,7 @@ class DenseArch(nn.Module):
         read = read_width(features, config) + num_dense
         self.heads = Heads(read, num_surfaces, len(objectives), config)
         self.compressor = Compressor(
-            shallow_width(features, config), config.mlp_width, config.representation_dim
+            represented_width(features, config), config.mlp_width, config.representation_dim
         )
         choose_precision(self, config)
 
@@ -85,7 +85,7 @@ class DenseArch(nn.Module):
         towers = {name: entry(inputs.events[name]) for name, entry in self.entry.items()}
         out = self.trunk(x_BND, towers, context)
         read = [out.x_BND.flatten(1), out.h_BQD.flatten(1), inputs.dense_BC]
-        code_Bd, reconstruction = self.compressor(out.shallow_BND.flatten(1))
+        code_Bd, reconstruction = self.compressor(out.represented_BND.flatten(1))
         logits_BK = self.heads(self.dropout(torch.cat(read, dim=1)), inputs.surface_B)
         return ModelOutput(logits_BK, code_Bd, reconstruction)
 

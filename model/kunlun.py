@@ -43,11 +43,11 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class KunlunOutput:
-    """X of the last layer, H as the heads read it, and X after the first interaction."""
+    """X of the last layer, H as the heads read it, and the X that the representation is made of."""
 
     x_BND: Tensor
     h_BQD: Tensor
-    shallow_BND: Tensor
+    represented_BND: Tensor
 
 
 class KunlunLayer(nn.Module):
@@ -91,6 +91,7 @@ class Kunlun(nn.Module):
     def __init__(self, features: FeatureSet, config: ModelConfig) -> None:
         super().__init__()
         check_towers(features, config)
+        self.represented = config.representation_layers
         self.heads_read_h = config.heads_read == "x_and_h"
         self.last = {e.name: config.layers_of(e) - 1 for e in features.events}
         self.layers = nn.ModuleList(
@@ -103,16 +104,15 @@ class Kunlun(nn.Module):
     def forward(self, x_BND: Tensor, towers: dict[str, Sequence], context: Context) -> KunlunOutput:
         """Run all layers."""
         h: dict[str, Tensor] = {}
-        shallow_BND = x_BND
+        states = [x_BND]
         for i, layer in enumerate(self.layers):
             x_BND, towers, h = layer(x_BND, towers, h, context)
-            if i == 0:
-                shallow_BND = x_BND
+            states.append(x_BND)
             for name, read in self.read_out.items():
                 if self.last[name] == i:
                     h[name] = read(towers[name])
         h_BQD = joined(h if self.heads_read_h else {}, x_BND)
-        return KunlunOutput(x_BND, h_BQD, shallow_BND)
+        return KunlunOutput(x_BND, h_BQD, chosen(states, self.represented))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +138,11 @@ class Tokens:
             context=len(features.sparse) - ad if config.gdpa_context == "user" else x,
             ad=ad,
         )
+
+
+def chosen(states: list[Tensor], layers: tuple[int, ...]) -> Tensor:
+    """The states after some layers, counted from 1, side by side along dimension 1."""
+    return torch.cat([states[layer] for layer in layers], dim=1)
 
 
 def joined(h: dict[str, Tensor], x_BND: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from model.baselines.mean import Mean
 from model.baselines.widths import flat_width
 from model.config import FeatureSet, ModelConfig
-from model.kunlun import Context, KunlunOutput
+from model.kunlun import Context, KunlunOutput, chosen
 from model.sequence import Sequence
 
 
@@ -39,6 +39,7 @@ class DCNv2(nn.Module):
         width = flat_width(features, config)
         self.cross = nn.ModuleList(nn.Linear(width, width) for _ in range(config.layers))
         self.deep = deep_network(width, config)
+        self.represented = config.representation_layers
 
     def forward(
         self, x_BND: Tensor, towers: Mapping[str, Sequence | Mean], context: Context
@@ -52,4 +53,4 @@ class DCNv2(nn.Module):
         for layer in self.deep:
             deep_BM = layer(deep_BM)
         read_B1X = torch.cat([crossed[-1], deep_BM], dim=1)[:, None]
-        return KunlunOutput(read_B1X, read_B1X[:, :0], crossed[1][:, None])
+        return KunlunOutput(read_B1X, read_B1X[:, :0], chosen(crossed, self.represented)[:, None])

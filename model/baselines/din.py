@@ -23,7 +23,7 @@ from model.baselines.dcnv2 import deep_network
 from model.baselines.jagged import spread_rows
 from model.baselines.widths import flat_width, num_ad_tokens
 from model.config import EventType, FeatureSet, ModelConfig, require
-from model.kunlun import Context, KunlunOutput
+from model.kunlun import Context, KunlunOutput, chosen
 from model.sequence import Sequence
 
 
@@ -59,6 +59,7 @@ class DIN(nn.Module):
             {e.name: TargetAttention(e, num_ad, config) for e in features.events}
         )
         self.deep = deep_network(flat_width(features, config), config)
+        self.represented = config.representation_layers
 
     def forward(self, x_BND: Tensor, towers: dict[str, Sequence], context: Context) -> KunlunOutput:
         """Read the towers for the ad, then run the MLP."""
@@ -67,4 +68,4 @@ class DIN(nn.Module):
         for layer in self.deep:
             states.append(layer(states[-1]))
         last_B1M = states[-1][:, None]
-        return KunlunOutput(last_B1M, last_B1M[:, :0], states[1][:, None])
+        return KunlunOutput(last_B1M, last_B1M[:, :0], chosen(states, self.represented)[:, None])

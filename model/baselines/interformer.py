@@ -35,7 +35,7 @@ from model.baselines.widths import (
 )
 from model.config import EventType, FeatureSet, ModelConfig
 from model.interaction import TokenLinear, WukongLayer
-from model.kunlun import Context, KunlunOutput, joined
+from model.kunlun import Context, KunlunOutput, chosen, joined
 from model.pooling import SeedAttention
 from model.sequence import Sequence, SequenceAttention
 
@@ -197,6 +197,7 @@ class InterFormer(nn.Module):
         self.cross = nn.ModuleList(
             CrossArch(events, config.width) for _ in range(config.layers + 1)
         )
+        self.represented = config.representation_layers
 
     def forward(self, x_BND: Tensor, towers: dict[str, Sequence], context: Context) -> KunlunOutput:
         """Run all layers."""
@@ -208,4 +209,4 @@ class InterFormer(nn.Module):
         for layer, cross in zip(self.layers, self.cross, strict=False):
             x_BND, marked = layer(x_BND, marked, cross(marked, x_BND))
             states.append(x_BND)
-        return KunlunOutput(x_BND, self.cross[-1](marked, x_BND), states[1])
+        return KunlunOutput(x_BND, self.cross[-1](marked, x_BND), chosen(states, self.represented))

@@ -44,13 +44,14 @@ def read_width(features: FeatureSet, config: ModelConfig) -> int:
     return (num_context_tokens(features) + pooled) * config.width
 
 
-def shallow_width(features: FeatureSet, config: ModelConfig) -> int:
-    """Numbers of a trunk that the compressor reads: the activations after its first layer."""
+def represented_width(features: FeatureSet, config: ModelConfig) -> int:
+    """Numbers of a trunk that the compressor reads: the activations after some of its layers."""
+    layers = len(config.representation_layers)
     if config.arch == "dcnv2":
-        return flat_width(features, config)
+        return layers * flat_width(features, config)
     if config.arch == "din":
-        return config.mlp_width
+        return layers * config.mlp_width
     tokens = num_context_tokens(features)
     if config.arch in ("wukong", "wukong_pma"):
         tokens += num_pooled_tokens(features)
-    return tokens * config.width
+    return layers * tokens * config.width

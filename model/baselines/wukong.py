@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from model.baselines.widths import num_context_tokens, num_pooled_tokens
 from model.config import EventType, FeatureSet, ModelConfig
 from model.interaction import WukongLayer
-from model.kunlun import Context, KunlunOutput, joined
+from model.kunlun import Context, KunlunOutput, chosen, joined
 from model.pooling import PlainPooling
 from model.sequence import Sequence
 
@@ -46,6 +46,7 @@ class Wukong(nn.Module):
         pooling = PlainPooling if config.arch == "wukong_pma" else MeanPooling
         self.pool = nn.ModuleDict({e.name: pooling(e, config.width) for e in features.events})
         self.layers = nn.ModuleList(WukongLayer(total, total, config) for _ in range(config.layers))
+        self.represented = config.representation_layers
 
     def forward(self, x_BND: Tensor, towers: dict[str, Sequence], context: Context) -> KunlunOutput:
         """Run all layers; H is part of X."""
@@ -53,4 +54,4 @@ class Wukong(nn.Module):
         states = [torch.cat([x_BND, joined(h, x_BND)], dim=1)]
         for layer in self.layers:
             states.append(layer(states[-1]))
-        return KunlunOutput(states[-1], x_BND[:, :0], states[1])
+        return KunlunOutput(states[-1], x_BND[:, :0], chosen(states, self.represented))

@@ -13,7 +13,7 @@ from trunk_reference import REFERENCES
 
 import kernels
 from model.baselines.mean import MeanEntry
-from model.baselines.widths import read_width, shallow_width
+from model.baselines.widths import read_width, represented_width
 from model.config import ConfigError, FeatureSet, ModelConfig
 from model.embedding import EventInputs
 from model.flops import flops_by_part, flops_per_row
@@ -67,7 +67,7 @@ def test_a_trunk_equals_its_equations(features, arch, lengths, layers, monkeypat
     torch.manual_seed(0)
     trunk, inputs = build_trunk(features, config).double(), Inputs(features, config, lengths)
     out = trunk(inputs.x_BND, inputs.towers, Context(inputs.ad_BX, None))
-    got = [t.flatten(1) for t in (out.x_BND, out.h_BQD, out.shallow_BND)]
+    got = [t.flatten(1) for t in (out.x_BND, out.h_BQD, out.represented_BND)]
     rows = zip(inputs.x_BND, inputs.ad_BX, inputs.rows, strict=True)
     want = [torch.stack(t) for t in zip(*(REFERENCES[arch](trunk, *r) for r in rows), strict=True)]
     for mine, theirs in zip(got, want, strict=True):
@@ -137,7 +137,23 @@ def test_every_parameter_trains_and_widths_are_as_declared(build, features, arch
     assert [n for n, p in model.named_parameters() if p.grad is None] == []
     config, out = ModelConfig(arch=arch), seen[0]
     assert out.x_BND[0].numel() + out.h_BQD[0].numel() == read_width(features, config)
-    assert out.shallow_BND[0].numel() == shallow_width(features, config)
+    assert out.represented_BND[0].numel() == represented_width(features, config)
+
+
+@pytest.mark.parametrize("arch", [*REFERENCES, "kunlun"])
+def test_a_representation_may_join_layers(features, arch):
+    def represented(*layers: int) -> torch.Tensor:
+        config = ModelConfig(arch=arch, layers=2, representation_layers=layers)
+        torch.manual_seed(0)
+        trunk = build_trunk(features, config).double()
+        inputs = Inputs(features, config, LENGTHS["mixed"])
+        out = trunk(inputs.x_BND, inputs.towers, Context(inputs.ad_BX, None))
+        assert out.represented_BND[0].numel() == represented_width(features, config)
+        return out.represented_BND.flatten(1)
+
+    apart = [represented(1), represented(2)]
+    assert not torch.equal(*apart)
+    assert torch.equal(represented(1, 2), torch.cat(apart, dim=1))
 
 
 @archs
