@@ -85,7 +85,7 @@ class Student(nn.Module):
         self.pool = nn.ModuleDict()
         for name, pool in self._pools(config, target).items():
             self.pool[name] = pool
-            width += pool.out_width + 1
+            width += pool.out_width
         self.trunk = trunk_of(config, width)
         self.serve = nn.Linear(self.trunk.out_width, len(objectives))
         self.distill = nn.Linear(self.trunk.out_width, len(objectives))
@@ -105,7 +105,9 @@ class Student(nn.Module):
         self.register_buffer("begin_F", begins[: len(features.sparse)], persistent=False)
         places = [own[name] for name in config.raw]
         self.register_buffer("begin_A", begins[places], persistent=False)
-        self.ad_places = [i for i, f in enumerate(features.sparse) if f.scope == "ad"]
+        of_ad = [i for i, f in enumerate(features.sparse) if f.scope == "ad"]
+        self.ad_places: Tensor
+        self.register_buffer("ad_places", torch.tensor(of_ad, dtype=torch.long), persistent=False)
         self.embedding = nn.Embedding(int(begins[-1]), config.embedding_dim)
         nn.init.normal_(self.embedding.weight, std=config.embedding_init_sd)
 
@@ -158,14 +160,12 @@ class Student(nn.Module):
             )
         embedded_BFD = self.embedding(ids_BF + self.begin_F)
         inputs = [embedded_BFD.flatten(1), dense_BC[:, : self.num_dense]]
-        target_BX = embedded_BFD[:, self.ad_places].flatten(1)
+        target_BX = embedded_BFD.index_select(1, self.ad_places).flatten(1)
         for name, pool in self.pool.items():
             events_BLS, mask_BL = pasts[name]
             if name == "raw":
                 events_BLS = self.embedding(events_BLS + self.begin_A).flatten(2)
-            # counts grow with an epoch's age, beyond what was trained on: only "some" is told
-            some_B1 = mask_BL.any(1, keepdim=True).to(dense_BC.dtype)
-            inputs += [pool(events_BLS, mask_BL, target_BX), some_B1]
+            inputs.append(pool(events_BLS, mask_BL, target_BX))
         trunk_BX = self.trunk(torch.cat(inputs, dim=1))
         soft_BX = trunk_BX
         if distill_gradient != 1.0:
@@ -186,7 +186,7 @@ class CrossTrunk(nn.Module):
         """[B, out_width]."""
         crossed_BX = x_BX
         for layer in self.cross:
-            crossed_BX = x_BX * layer(crossed_BX) + crossed_BX
+            crossed_BX = torch.addcmul(crossed_BX, x_BX, layer(crossed_BX))
         return crossed_BX if self.mlp is None else torch.cat([crossed_BX, self.mlp(x_BX)], dim=1)
 
 

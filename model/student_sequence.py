@@ -4,7 +4,7 @@ Sequences are stored once and pointed at: a row has the places of its first and 
 batch gathers its own. Users without a past read zeros.
 
 Suffixes: N stored events, S numbers of one, B rows, L events of a row (padded), D width, H heads,
-T target width (of a store: one more than its events).
+T target width, X distinct pasts of a store's rows (of a layer: numbers that it gives).
 """
 
 from __future__ import annotations
@@ -25,28 +25,37 @@ HEADS = 2
 class History:
     """Row b reads `stored_NS[begin_b:end_b]`, oldest first; at most `length` events.
 
-    `totals_TS`, T = N + 1: sums of all events before each place, float64. With them the mean or sum
-    of a row's events costs two look-ups, however long the history.
+    `means_XS`: the mean of each distinct past, where it is kept; row b has the one at `span_B[b]`.
+    With them a mean or a sum costs one look-up, however long the history.
     """
 
     stored_NS: Tensor
     begin_B: Tensor
     end_B: Tensor
     length: int
-    totals_TS: Tensor | None = None
+    means_XS: Tensor | None = None
+    span_B: Tensor | None = None
 
     def part(self, rows: slice | Tensor) -> History:
         """The chosen rows, of the same store."""
-        return replace(self, begin_B=self.begin_B[rows], end_B=self.end_B[rows])
+        span_B = None if self.span_B is None else self.span_B[rows]
+        return replace(self, begin_B=self.begin_B[rows], end_B=self.end_B[rows], span_B=span_B)
 
     def with_stored(self, stored_NS: Tensor) -> History:
-        """The same places in another store; sums are made again where there were any."""
+        """The same places in another store; means are made again where there were any."""
         other = replace(self, stored_NS=stored_NS)
-        return other if self.totals_TS is None else other.with_totals()
+        return other if self.means_XS is None else other.with_means()
 
-    def with_totals(self) -> History:
-        """The same with sums of its events."""
-        return replace(self, totals_TS=totals_of(self.stored_NS))
+    def with_means(self) -> History:
+        """The same with the means of its rows' pasts."""
+        key_B = self.begin_B * (len(self.stored_NS) + 1) + self.end_B
+        key_X, span_B = torch.unique(key_B, return_inverse=True)
+        begin_X = key_X // (len(self.stored_NS) + 1)
+        end_X = key_X % (len(self.stored_NS) + 1)
+        totals_TS = _totals(self.stored_NS)
+        count_X1 = (end_X - begin_X)[:, None]
+        means_XS = (totals_TS[end_X] - totals_TS[begin_X]) / count_X1.clamp_min(1)
+        return replace(self, means_XS=means_XS.to(self.stored_NS.dtype), span_B=span_B)
 
     def padded(self) -> Padded:
         """Events [B, L, S], the last of a row in its last place, and where there are any [B, L]."""
@@ -61,17 +70,17 @@ class History:
 
     def pooled(self, encoder: Encoder) -> Padded:
         """What an encoder reads: for a mean or a sum one event that stands for all, if it can."""
-        if self.totals_TS is None or encoder not in ("mean", "sum"):
+        if self.means_XS is None or self.span_B is None or encoder not in ("mean", "sum"):
             return self.padded()
-        sum_BS = self.totals_TS[self.end_B] - self.totals_TS[self.begin_B]
+        event_B1S = self.means_XS.index_select(0, self.span_B)[:, None]
         count_B1 = (self.end_B - self.begin_B)[:, None]
-        if encoder == "mean":
-            sum_BS = sum_BS / count_B1.clamp_min(1)
-        return sum_BS.to(self.stored_NS.dtype)[:, None], count_B1 > 0
+        if encoder == "sum":
+            event_B1S = event_B1S * count_B1[:, :, None]
+        return event_B1S, count_B1 > 0
 
 
-def totals_of(stored_NS: Tensor) -> Tensor:
-    """Sums of all events before each place [T, S], float64."""
+def _totals(stored_NS: Tensor) -> Tensor:
+    """Sums of all events before each place [N + 1, S], float64."""
     zero_1S = stored_NS.new_zeros((1, stored_NS.shape[1]), dtype=torch.float64)
     return torch.cat([zero_1S, stored_NS.cumsum(0, dtype=torch.float64)])
 
@@ -80,7 +89,8 @@ class SequencePool(nn.Module):
     """One vector per sequence: plain pooling, or attention that the target ad directs.
 
     It is projected to `out_width` numbers, for a trunk's cost grows with the square of what it
-    reads.
+    reads. A row without events gives zeros, any other one a bias too: that there are some is told,
+    but not how many, which grows with an epoch's age, beyond what was trained on.
     """
 
     def __init__(
@@ -90,23 +100,30 @@ class SequencePool(nn.Module):
         self.encoder, self.length, self.out_width = encoder, length, out_width
         self.refine = SelfAttention(width) if encoder == "dmin" else None
         self.attend = TargetAttention(width, target) if encoder in ("din", "dmin") else None
-        self.project = nn.Linear(width if self.attend is None else HEADS * width, out_width, False)
+        self.project = nn.Linear(width if self.attend is None else HEADS * width, out_width)
 
     def forward(self, s_BLD: Tensor, mask_BL: Tensor, target_BT: Tensor) -> Tensor:
         """Pooled vectors [B, out_width]; zeros where the mask is empty."""
         pooled_BX: Tensor = self.project(self._pooled(s_BLD, mask_BL, target_BT))
-        return pooled_BX
+        return pooled_BX * mask_BL.any(1, keepdim=True)
 
     def _pooled(self, s_BLD: Tensor, mask_BL: Tensor, target_BT: Tensor) -> Tensor:
         if self.attend is None:
-            sum_BD = torch.einsum("bld,bl->bd", s_BLD, mask_BL.to(s_BLD.dtype))
-            if self.encoder == "sum":
-                return sum_BD / self.length**0.5  # a constant: sums of long sequences stay small
-            return sum_BD / mask_BL.sum(1, keepdim=True).clamp_min(1)
+            return self._plain(s_BLD, mask_BL)
         if self.refine is not None:
             s_BLD = self.refine(s_BLD, mask_BL)
         pooled_BX: Tensor = self.attend(s_BLD, mask_BL, target_BT)
         return pooled_BX
+
+    def _plain(self, s_BLD: Tensor, mask_BL: Tensor) -> Tensor:
+        if s_BLD.shape[1] == 1:  # stands for all; where it is none, the caller drops it
+            sum_BD, count_B1 = s_BLD[:, 0], None
+        else:
+            sum_BD = torch.einsum("bld,bl->bd", s_BLD, mask_BL.to(s_BLD.dtype))
+            count_B1 = mask_BL.sum(1, keepdim=True).clamp_min(1)
+        if self.encoder == "sum":
+            return sum_BD / self.length**0.5  # a constant: sums of long sequences stay small
+        return sum_BD if count_B1 is None else sum_BD / count_B1
 
 
 class TargetAttention(nn.Module):

@@ -201,7 +201,7 @@ def _histories(
     place_N[index.order_N] = np.arange(len(stored))
     own = place_N[own_R]
     loop = _history(codes, begin_R, end_R, length)
-    return loop.with_totals(), _history(codes, own, own + 1, 1)
+    return loop.with_means(), _history(codes, own, own + 1, 1)
 
 
 def _raw_history(run: Run, features: FeatureSet, ids: pl.DataFrame) -> History:

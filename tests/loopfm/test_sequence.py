@@ -35,7 +35,7 @@ def means(
     codes = torch.from_numpy(z[index.order_N])
     history = History(stored_NS=codes, begin_B=begin, end_B=end, length=length)
     _, mask = history.padded()
-    pooled, some = history.with_totals().pooled("mean")
+    pooled, some = history.with_means().pooled("mean")
     assert torch.equal(mask.any(1), some[:, 0])
     return Means(mean_Rd=pooled[:, 0].numpy(), count_R=mask.sum(1).numpy())
 

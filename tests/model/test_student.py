@@ -126,13 +126,13 @@ def test_sums_kept_beside_the_store_give_what_the_events_give(encoder: Any) -> N
     plain, target = loop(rows=9, width=4), torch.randn(9, 6)
     pool = SequencePool(encoder, 4, 6, 3, 8)
     expected = pool(*plain.padded(), target)
-    found = pool(*plain.with_totals().pooled(encoder), target)
+    found = pool(*plain.with_means().pooled(encoder), target)
     torch.testing.assert_close(found, expected)
     other = torch.randn(18, 4)
-    moved = plain.with_totals().with_stored(other)
+    moved = plain.with_means().with_stored(other)
     expected = pool(*plain.with_stored(other).padded(), target)
     torch.testing.assert_close(pool(*moved.pooled(encoder), target), expected)
-    assert plain.with_totals().pooled("din")[0].shape == (9, 3, 4)
+    assert plain.with_means().pooled("din")[0].shape == (9, 3, 4)
 
 
 def test_raw_events_share_the_tables_of_features() -> None:
