@@ -6,7 +6,6 @@ curve, its last and its averaged weights. It may start from the checkpoint of an
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from dataclasses import dataclass, fields, replace
@@ -14,19 +13,17 @@ from pathlib import Path
 
 import torch
 from model_world import NUM_SURFACES, OBJECTIVES, make_batch, planted_features
-from rank_world import forked_ranks
+from rank_world import forked_ranks, load_libraries
 from safetensors.torch import save_file
 
 from model import checkpoint
 from model.batch import Batch
 from model.config import ModelConfig
-from model.dense import _import_deepspeed
 from model.foundation import FoundationModel, training_loss
 from model.layout import Layout
 from model.parallel import Engine, EngineConfig
 from model.ranks import total
 
-SLOW_IMPORT = "deepspeed.runtime.zero.muon.muon_optimizer"  # ZeRO loads it, and torch._dynamo
 ROWS = 32
 PARTS = {1: (32,), 2: (18, 14), 4: (11, 9, 5, 7)}  # rows of the ranks: not equal
 RATES = {"sgd": (0.1, 2.0), "adaptive": (1e-3, 3e-2)}
@@ -108,9 +105,7 @@ def train(case: Case, folder: Path, rank: int) -> None:
 
 
 def main(folder: Path, cases: list[Case]) -> None:
-    _import_deepspeed()
-    if any(case.zero_stage for case in cases):
-        importlib.import_module(SLOW_IMPORT)
+    load_libraries()
     statuses = {}
     for case in cases:
         work = lambda rank, case=case: train(case, folder, rank)  # noqa: E731

@@ -20,7 +20,7 @@ from pretrain_worker import forked
 from pretrain_world import FIRST, prepare_run, tiny_run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
-from rank_world import forked_ranks
+from rank_world import forked_ranks, load_libraries
 
 from model.batch import Batch, EventBatch
 from pipeline.mixing.loader import Loader
@@ -93,6 +93,7 @@ def killed(run: Run, folder: Path, rank: int, of_rank: int, at_step: int) -> Non
 
 
 def main(home: Path, kills: list[tuple[int, int]]) -> None:
+    load_libraries()
     one, two = tiny_run(home, FIRST, overrides=PLAIN), tiny_run(home, FIRST, overrides=PLAIN | TWO)
     calibrated = tiny_run(home, FIRST, overrides=TWO)
     runs = (one, two, calibrated)
