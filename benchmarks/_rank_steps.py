@@ -18,7 +18,7 @@ from benchmarks._plain_loop import PlainLoop
 from model.foundation import FoundationModel, training_loss
 from model.layout import STAGES, Layout, Sharding
 from model.parallel import Engine, EngineConfig
-from model.ranks import any_rank, barrier, rank, total, world_size
+from model.ranks import any_rank, barrier, join_process_group, rank, total, world_size
 from model.snapshot import tables_of
 from pipeline.mixing.loader import Loader
 from pipeline.run.config import with_overrides
@@ -53,6 +53,7 @@ def speed(run: Run, steps: int) -> dict[str, float]:
 def parity(run: Run, steps: int) -> dict[str, float]:
     """The largest difference in losses and last weights between a layout and the plain loop."""
     torch.set_num_threads(1)
+    join_process_group()
     config = run.config
     loader = Loader(run, batch_size=config.train.batch_size)
 
