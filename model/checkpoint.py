@@ -50,6 +50,7 @@ class Saver:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
         self._places: list[dict[str, Place]] = []
+        self._copies: list[dict[str, Tensor]] = []
 
     def save(self, engine: Engine, loader: dict[str, Any]) -> Path:
         """Begin step_N; `loader` is JSON to resume from. All ranks take part.
@@ -75,16 +76,20 @@ class Saver:
             self._writing = None
 
     def _copied(self, engine: Engine) -> list[Pieces]:
-        """This rank's pieces of all parts, as they are now."""
+        """This rank's pieces of all parts, as they are now; nothing is being written."""
         parts = [*engine.tensors(), {f"rank_{rank()}": torch.get_rng_state()}]
-        # the same at every checkpoint, once the first step has made the optimizer's state
-        if not self._places or self._places[0].keys() != parts[0].keys():
-            own = {n: Place.all_of(t, mine=True) for n, t in parts[2].items()}
-            self._places = [*engine.places(), own]
-        return [
-            ({n: t.detach().clone() for n, t in tensors.items() if at[n].mine}, at)
-            for tensors, at in zip(parts, self._places, strict=True)
-        ]
+        if not self._copies or self._copies[0].keys() != parts[0].keys():
+            # a first step makes the optimizer's state; places and copies then serve for good
+            rng = {n: Place.all_of(t, mine=True) for n, t in parts[2].items()}
+            self._places = [*engine.places(), rng]
+            self._copies = [
+                {n: torch.empty_like(t) for n, t in tensors.items() if at[n].mine}
+                for tensors, at in zip(parts, self._places, strict=True)
+            ]
+        with torch.no_grad():
+            for copies, tensors in zip(self._copies, parts, strict=True):
+                torch._foreach_copy_(list(copies.values()), [tensors[n] for n in copies])
+        return list(zip(self._copies, self._places, strict=True))
 
     def _write(self, target: Path, pieces: list[Pieces], texts: dict[str, str]) -> None:
         name = f"rank_{rank()}.safetensors"

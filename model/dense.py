@@ -39,7 +39,7 @@ class Slot:
 
     def of(self, flat: Tensor) -> Tensor:
         """The view of this slot in a tensor that is laid out as the optimized one is."""
-        return flat.view(-1)[self.offset : self.offset + self.count]
+        return flat.view(-1).narrow(0, self.offset, self.count)
 
 
 class DensePart:
@@ -78,10 +78,8 @@ class DensePart:
 
     def flat(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors that are laid out as `held` are: flat and without padding; writable."""
-        found = {}
-        for name, place in self.places.items():
-            found[name] = tensors[name].detach().view(-1)[: place.shape[0]]
-        return found
+        places = self.places.items()
+        return {n: tensors[n].detach().view(-1).narrow(0, 0, p.shape[0]) for n, p in places}
 
     def state(self) -> dict[str, Tensor]:
         """Optimizer state of this rank by "optimizer.<kind>.<name>"; writable."""
