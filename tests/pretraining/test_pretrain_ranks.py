@@ -23,6 +23,7 @@ from pipeline.run.paths import Run, open_run
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 TOLERANCE = 1e-4
+NUM_STEPS = 11  # of the run on two ranks
 
 
 def world_of(home: Path, *kills: str) -> Run:
@@ -75,6 +76,7 @@ def test_two_ranks_train_what_one_does_on_their_rows(run):
 
 def test_any_rank_may_be_killed(run):
     whole = content(run.home / "whole")
+    assert json.loads((run.home / "whole" / "summary.json").read_text())["steps"] == NUM_STEPS
     again = sorted(run.home.glob("again_*"))
     assert again
     assert all(content(folder) == whole for folder in again)
@@ -95,10 +97,10 @@ def test_the_stage_launches_its_ranks_and_publishes(run):
 @pytest.mark.long
 def test_twenty_kills_at_random_end_with_the_same_bytes(tmp_path):
     draw = random.Random(0)
-    kills = [f"{draw.randrange(2)},{draw.randrange(1, 14)}" for _ in range(20)]
-    run = world_of(tmp_path, *sorted(set(kills)))
+    every = [f"{rank},{step}" for rank in range(2) for step in range(NUM_STEPS)]
+    run = world_of(tmp_path, *sorted(draw.sample(every, 20)))
     test_any_rank_may_be_killed(run)
-    for _ in range(3):  # and through torchrun, from outside, whenever it may be
+    for _ in range(4):  # and through torchrun, from outside, whenever it may be
         _kill_a_rank(run, draw)
     test_the_stage_launches_its_ranks_and_publishes(run)
 
@@ -115,12 +117,12 @@ def stage(run: Run) -> subprocess.Popen[str]:
 
 
 def _kill_a_rank(run: Run, draw: random.Random) -> None:
+    """Kill one of the stage's ranks some time after training began."""
     process = stage(run)
-    ranks: list[int] = []
-    while len(ranks) < 2 and process.poll() is None:
-        time.sleep(0.05)
-        ranks = _ranks_of(run)
-    time.sleep(draw.uniform(0, 10))
+    for line in process.stderr:
+        if "versions" in line:  # the last of the banner
+            break
+    time.sleep(draw.uniform(0, 5))
     ranks = _ranks_of(run)
     if ranks:
         os.kill(draw.choice(ranks), signal.SIGKILL)
