@@ -79,9 +79,9 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
     two, one = "2-zero1-row-adaptive", "one-adaptive"
     cases += [
         {"name": "two-on", "ranks": 2, "zero_stage": 1, "sharding": "row", "resume_from": two},
+        {"name": "one-to-two", "ranks": 2, "zero_stage": 3, "resume_from": one},
         {"name": "two-to-one", "ranks": 1, "resume_from": two},
         {"name": "one-on", "ranks": 1, "resume_from": one},
-        {"name": "one-to-two", "ranks": 2, "zero_stage": 3, "resume_from": one},
     ]
     cases = [{**(resumed if "resume_from" in case else {}), **case} for case in cases]
     return trained(tmp_path_factory.mktemp("ranks"), cases)
