@@ -107,7 +107,7 @@ def parity(run: Run) -> dict[str, float]:
             model = engine.export(averaged=False)
             mine = {**model.dense.state_dict(), **tables_of(model)}
             apart = [abs(a - b) for a, b in zip(losses, wanted, strict=True)]
-            apart += [float((mine[n] - last[n]).abs().max()) for n in last]
+            apart += [float((mine[n] - last[n].detach()).abs().max()) for n in last]
             found[f"zero{stage}_{sharding}"] = max(apart)
     return found
 
