@@ -1,9 +1,10 @@
 """The training engine: two ranks, parity, its overhead, checkpoints, restart, balance.
 
 `python -m benchmarks training [--quick]` plants a day (`small`; --quick: a quarter of the users and
-impressions), runs it up to the mix and trains its first steps: one rank and two ranks, taking
-turns, each rank with one thread; the engine and a hand-written loop of plain torch, taking turns in
-one process; four ranks in every layout against that loop. Speeds are ratios of one run.
+impressions) in 8 buckets for each of two ranks, runs it up to the mix and trains a pass on one rank
+and on two, taking turns, each rank with one thread: on the same batches, and (`two_rank_wide`) on
+batches of twice the rows. The engine and a hand-written loop of plain torch take turns in one
+process; four ranks in every layout are held against that loop. Speeds are ratios of one run.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ def main(argv: list[str]) -> int:
     quick = parser.parse_args(argv).quick
     repeats, steps = (2, 15) if quick else (5, 60)
     with tempfile.TemporaryDirectory(prefix="headwater-bench-") as home:
-        folder = child("benchmarks.loader:plant", home=home, quick=quick).value
-        figures = speeds(folder, repeats, steps)
-        differences = run_ranks(4, "benchmarks._rank_steps", "parity", folder, "4")
+        folder = child("benchmarks.loader:plant", home=home, quick=quick, buckets=16).value
+        figures = speeds(folder, repeats)
+        differences = run_ranks(4, "benchmarks._rank_steps", "parity", folder)
         figures["parity_max_diff"] = max(differences.values())
         for what in ("overhead", "stall", "imbalance"):
             turns: dict[str, Any] = {"steps": steps} if what != "imbalance" else {}
@@ -58,19 +59,18 @@ def main(argv: list[str]) -> int:
     return report("training", figures, TARGETS)
 
 
-def speeds(folder: str, repeats: int, steps: int) -> dict[str, float]:
-    """Rows a second of one rank and of two, and their ratio, turn by turn."""
-    found: dict[int, list[float]] = {1: [], 2: []}
-    for _ in range(repeats):
-        for ranks, rates in found.items():
-            call = ("benchmarks._rank_steps", "speed", folder, str(steps))
-            rates.append(run_ranks(ranks, *call)["rows_per_s"])
-    ratios = [two / one for one, two in zip(found[1], found[2], strict=True)]
-    return {
-        "two_rank_speedup": statistics.median(ratios),
-        "one_rank_rows_per_s": statistics.median(found[1]),
-        "two_rank_rows_per_s": statistics.median(found[2]),
-    }
+def speeds(folder: str, repeats: int) -> dict[str, float]:
+    """Rows a second of one rank and of two, and their ratios, turn by turn."""
+    found: dict[str, list[float]] = {"one_rank": [], "two_rank": [], "two_rank_wide": []}
+    calls = zip(found, ((1, "speed"), (2, "speed"), (2, "wide")), strict=True)
+    for name, (ranks, what) in [*calls] * repeats:
+        answer = run_ranks(ranks, "benchmarks._rank_steps", what, folder)
+        found[name].append(answer["rows_per_s"])
+    figures = {f"{name}_rows_per_s": statistics.median(rates) for name, rates in found.items()}
+    for name in ("two_rank", "two_rank_wide"):
+        ratios = [two / one for one, two in zip(found["one_rank"], found[name], strict=True)]
+        figures[f"{name}_speedup"] = statistics.median(ratios)
+    return figures
 
 
 def overhead(folder: str, steps: int) -> dict[str, float]:

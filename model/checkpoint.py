@@ -49,6 +49,8 @@ class Saver:
         self.folder, self.config_hash = folder, config_hash
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
+        self._places: list[dict[str, Place]] = []
+        self._copies: list[dict[str, Tensor]] = []
 
     def save(self, engine: Engine, loader: dict[str, Any]) -> Path:
         """Begin step_N; `loader` is JSON to resume from. All ranks take part.
@@ -64,7 +66,7 @@ class Saver:
         barrier()
         meta = {"format": FORMAT, "step": engine.steps, "config_hash": self.config_hash}
         texts = {"loader.json": json.dumps(loader), "meta.json": json.dumps(meta)}
-        self._writing = self._pool.submit(self._write, target, _copied(engine), texts)
+        self._writing = self._pool.submit(self._write, target, self._copied(engine), texts)
         return target
 
     def wait(self) -> None:
@@ -72,6 +74,23 @@ class Saver:
         if self._writing is not None:
             self._writing.result()
             self._writing = None
+
+    def _copied(self, engine: Engine) -> list[Pieces]:
+        """This rank's pieces of all parts, as they are now; nothing is being written."""
+        parts = [*engine.tensors(), {f"rank_{rank()}": torch.get_rng_state()}]
+        if not self._copies or self._copies[0].keys() != parts[0].keys():
+            # a first step makes the optimizer's state; places and copies then serve for good
+            rng = {n: Place.all_of(t, mine=True) for n, t in parts[2].items()}
+            self._places = [*engine.places(), rng]
+            self._copies = [
+                {n: torch.empty_like(t) for n, t in tensors.items() if at[n].mine}
+                for tensors, at in zip(parts, self._places, strict=True)
+            ]
+        with torch.no_grad():
+            for copies, tensors in zip(self._copies, parts, strict=True):
+                if copies:
+                    torch._foreach_copy_(list(copies.values()), [tensors[n] for n in copies])
+        return list(zip(self._copies, self._places, strict=True))
 
     def _write(self, target: Path, pieces: list[Pieces], texts: dict[str, str]) -> None:
         name = f"rank_{rank()}.safetensors"
@@ -117,14 +136,8 @@ def resume(folder: Path, engine: Engine, *, config_hash: str) -> dict[str, Any] 
     newest = found[-1]
     readers = [PieceReader(newest / part) for part in (DENSE_PART, SPARSE_PART)]
     engine.expect(readers[0].names())
-    dense, sparse = (
-        {
-            n: reader.read(n, place)
-            for n, place in places.items()
-            if n in own and n in reader.names()
-        }
-        for reader, places, own in zip(readers, engine.places(), engine.tensors(), strict=True)
-    )
+    held = zip(readers, engine.places(), engine.tensors(), strict=True)
+    dense, sparse = (_read(*of_part) for of_part in held)
     engine.load_tensors(dense, sparse)
     _restore_rng(newest, engine.steps)
     log.info("resuming from %s", newest)
@@ -177,17 +190,6 @@ def _committed(folder: Path) -> list[Path]:
 def _meta(path: Path) -> tuple[int, str]:
     meta = json.loads((path / "meta.json").read_text())
     return meta["format"], meta["config_hash"]
-
-
-def _copied(engine: Engine) -> list[Pieces]:
-    """This rank's pieces of all parts, as they are now."""
-    dense, sparse = engine.tensors()
-    rng = {f"rank_{rank()}": torch.get_rng_state()}
-    places = (*engine.places(), {n: Place.all_of(t, mine=True) for n, t in rng.items()})
-    return [
-        ({n: t.detach().clone() for n, t in tensors.items() if at[n].mine}, at)
-        for tensors, at in zip((dense, sparse, rng), places, strict=True)
-    ]
 
 
 def _read(

@@ -39,7 +39,7 @@ class Slot:
 
     def of(self, flat: Tensor) -> Tensor:
         """The view of this slot in a tensor that is laid out as the optimized one is."""
-        return flat.view(-1)[self.offset : self.offset + self.count]
+        return flat.view(-1).narrow(0, self.offset, self.count)
 
 
 class DensePart:
@@ -55,6 +55,8 @@ class DensePart:
         slot_of = _SLOTS[self.stage]
         found = {n: slot_of(p, self.engine.optimizer) for n, p in self._parameters.items()}
         self.slots = {n: slot for n, slot in found.items() if slot is not None}
+        self._first = dist.get_rank() == 0
+        self.places = {n: self._place(n) for n in self.shapes}
 
     def forward(self, inputs: DenseInputs) -> ModelOutput:
         """The module's output, through DeepSpeed."""
@@ -76,40 +78,30 @@ class DensePart:
 
     def flat(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors that are laid out as `held` are: flat and without padding; writable."""
-        found = {}
-        for name, place in self.places().items():
-            found[name] = tensors[name].detach().view(-1)[: place.shape[0]]
-        return found
+        places = self.places.items()
+        return {n: tensors[n].detach().view(-1).narrow(0, 0, p.shape[0]) for n, p in places}
 
-    def places(self) -> dict[str, Place]:
-        """Where what `flat` gives lies in the flat parameter."""
+    def state(self) -> dict[str, Tensor]:
+        """Optimizer state of this rank by "optimizer.<kind>.<name>"; writable."""
+        return {
+            f"{OPTIMIZER}.{kind}.{name}": slot.of(value) if value.dim() else value
+            for name, slot in self.slots.items()
+            for kind, value in self.optimizer.state.get(slot.optimized, {}).items()
+            if isinstance(value, Tensor)
+        }
+
+    def state_places(self) -> dict[str, Place]:
+        """Where what `state` gives lies in the flat parameter; counts are alike on all ranks."""
         found = {}
-        for name, shape in self.shapes.items():
-            size, slot = math.prod(shape), self.slots.get(name)
-            if self.stage < 3:
-                found[name] = Place((0,), (size,), (size,), mine=dist.get_rank() == 0)
-            elif slot is None:
-                found[name] = Place((0,), (0,), (size,), mine=False)
+        for key, value in self.state().items():
+            name = key.split(".", 2)[2]
+            slot, whole = self.slots[name], (math.prod(self.shapes[name]),)
+            mine = self.stage > 0 or self._first
+            if value.dim():
+                found[key] = Place((slot.begin,), (slot.count,), whole, mine)
             else:
-                found[name] = Place((slot.begin,), (slot.count,), (size,))
+                found[key] = Place((), (), (), mine and not slot.begin)
         return found
-
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Place]]:
-        """Optimizer state of this rank by "optimizer.<kind>.<name>", writable, and its places."""
-        tensors, places = {}, {}
-        for name, slot in self.slots.items():
-            whole = (math.prod(self.shapes[name]),)
-            mine = self.stage > 0 or dist.get_rank() == 0
-            for kind, value in self.optimizer.state.get(slot.optimized, {}).items():
-                key = f"{OPTIMIZER}.{kind}.{name}"
-                if not isinstance(value, Tensor):
-                    continue
-                if value.dim() == 0:  # a count, alike on every rank
-                    tensors[key], places[key] = value, Place((), (), (), mine and not slot.begin)
-                else:
-                    tensors[key] = slot.of(value)
-                    places[key] = Place((slot.begin,), (slot.count,), whole, mine)
-        return tensors, places
 
     def expect(self, keys: set[str]) -> None:
         """Make room for the optimizer state that `keys` name, as a first step would."""
@@ -122,10 +114,19 @@ class DensePart:
                 like = torch.zeros(()) if kind == "step" else torch.zeros_like(slot.optimized)
                 state[kind] = like.detach()
 
+    def _place(self, name: str) -> Place:
+        """Where what `flat` gives of a parameter lies in the flat one."""
+        size, slot = math.prod(self.shapes[name]), self.slots.get(name)
+        if self.stage < 3:
+            return Place((0,), (size,), (size,), mine=self._first)
+        if slot is None:
+            return Place((0,), (0,), (size,), mine=False)
+        return Place((slot.begin,), (slot.count,), (size,))
+
     @torch.no_grad()
     def set_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Copy whole weights into the parameters named; others stay as they are."""
-        own, places = self.flat(self.held()), self.places()
+        own, places = self.flat(self.held()), self.places
         for name, weight in weights.items():
             own[name].copy_(places[name].within(weight.reshape(-1)))
         self.follow()
@@ -135,7 +136,7 @@ class DensePart:
         """Let the optimizer's own copies of the weights follow what was written into `held`."""
         if self.stage == 0:
             return
-        held, places = self.flat(self.held()), self.places()
+        held, places = self.flat(self.held()), self.places
         for name, slot in self.slots.items():
             begin = slot.begin - places[name].begin[0]
             slot.of(slot.optimized).copy_(held[name][begin : begin + slot.count])

@@ -97,7 +97,7 @@ class Engine:
         model, part = self._made(), self.dense_part
         dense = self._average_dense.at(self.steps) if averaged else part.held()
         tables = self._average_tables.at(self.steps) if averaged else self.tables.weights()
-        whole = gathered(part.flat(dense), part.places())
+        whole = gathered(part.flat(dense), part.places)
         model.dense.load_state_dict({n: whole[n].view(part.shapes[n]) for n in part.shapes})
         set_tables(model, gathered(tables, self.tables.places))
         return model.eval().requires_grad_(False)
@@ -129,7 +129,7 @@ class Engine:
         They are views, except for the steps.
         """
         part, averages = self.dense_part, self._average_dense.values
-        dense = _named(WEIGHT, part.flat(part.held())) | part.state()[0]
+        dense = _named(WEIGHT, part.flat(part.held())) | part.state()
         dense |= _named(AVERAGE, part.flat(averages))
         sparse = _named(WEIGHT, self.tables.weights())
         sparse |= _named(OPTIMIZER, self.tables.moments())
@@ -140,7 +140,7 @@ class Engine:
     def places(self) -> Places:
         """Where the tensors of `tensors` lie in the whole ones, by the same names."""
         part, tables = self.dense_part, self.tables
-        dense = _named(WEIGHT, part.places()) | part.state()[1] | _named(AVERAGE, part.places())
+        dense = _named(WEIGHT, part.places) | part.state_places() | _named(AVERAGE, part.places)
         sparse = _named(WEIGHT, tables.places) | _named(OPTIMIZER, tables.moment_places())
         sparse |= _named(AVERAGE, tables.places)
         steps = Place.all_of(torch.zeros(3), mine=self.rank == 0)

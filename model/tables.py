@@ -59,6 +59,7 @@ class ShardedTables(nn.Module):
         apply_optimizer_in_backward(optimizer, collection.parameters(), {"lr": learning_rate})
         self.collection: Any = _shard(collection, dict(plain.weights.items()), sharding)
         self.optimizer: Any = self.collection.fused_optimizer
+        self._rate = -1.0  # what the fused kernels were handed last
         self.shapes = {name: tuple(weight.shape) for name, weight in plain.weights.items()}
         held = self._held()
         self.places = {name: self._place(name, held.get(name)) for name in self.names}
@@ -78,9 +79,12 @@ class ShardedTables(nn.Module):
 
     def set_learning_rate(self, rate: float) -> None:
         """The rate of the next backward."""
+        if rate == self._rate:
+            return
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()  # hands the rate to the fused kernels; updates nothing
+        self._rate = rate
 
     def step(self) -> None:
         """Nothing is left to do: tables were updated inside backward."""

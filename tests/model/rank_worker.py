@@ -1,32 +1,32 @@
-"""Trains cases for test_ranks.py: `rank_worker.py FOLDER CASES`, with the ranks of a case forked.
+"""Trains cases for test_ranks.py: `rank_worker.py FOLDER CASES`, with forked ranks.
 
-A case trains on parts of the same joint batches, whatever its ranks are, and leaves its joint loss
-curve, its last and its averaged weights. It may start from the checkpoint of another.
+Cases of as many ranks that follow each other are trained by the same processes, in turn. A case
+trains on parts of the same joint batches, whatever its ranks are, and leaves its joint loss curve,
+its last and its averaged weights. It may start from the checkpoint of another.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from dataclasses import dataclass, fields, replace
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 
 import torch
 from model_world import NUM_SURFACES, OBJECTIVES, make_batch, planted_features
-from rank_world import forked_ranks
+from rank_world import forked_ranks, load_libraries
 from safetensors.torch import save_file
 
 from model import checkpoint
 from model.batch import Batch
 from model.config import ModelConfig
-from model.dense import _import_deepspeed
 from model.foundation import FoundationModel, training_loss
 from model.layout import Layout
 from model.parallel import Engine, EngineConfig
 from model.ranks import total
 
-SLOW_IMPORT = "deepspeed.runtime.zero.muon.muon_optimizer"  # ZeRO loads it, and torch._dynamo
 ROWS = 32
 PARTS = {1: (32,), 2: (18, 14), 4: (11, 9, 5, 7)}  # rows of the ranks: not equal
 RATES = {"sgd": (0.1, 2.0), "adaptive": (1e-3, 3e-2)}
@@ -107,14 +107,19 @@ def train(case: Case, folder: Path, rank: int) -> None:
         save_file(found, folder / f"{case.name}.safetensors")
 
 
-def main(folder: Path, cases: list[Case]) -> None:
-    _import_deepspeed()
-    if any(case.zero_stage for case in cases):
-        importlib.import_module(SLOW_IMPORT)
-    statuses = {}
+def train_all(cases: tuple[Case, ...], folder: Path, rank: int) -> None:
     for case in cases:
-        work = lambda rank, case=case: train(case, folder, rank)  # noqa: E731
-        statuses[case.name] = forked_ranks(case.ranks, folder / "meeting", work)
+        train(case, folder, rank)
+
+
+def main(folder: Path, cases: list[Case]) -> None:
+    load_libraries()
+    statuses = {}
+    for ranks, group in groupby(cases, key=lambda case: case.ranks):
+        in_turn = tuple(group)
+        names = ", ".join(case.name for case in in_turn)
+        work = partial(train_all, in_turn, folder)
+        statuses[names] = forked_ranks(ranks, folder / "meeting", work)
     print(json.dumps(statuses))
 
 

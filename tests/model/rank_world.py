@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import faulthandler
+import importlib
 import os
 import time
 import traceback
@@ -10,6 +12,20 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+from model.dense import _import_deepspeed
+
+LIMIT_S = 300  # of a rank's work; one that hangs shows where, and fails
+# loaded at first use, which would be in every rank again
+SLOW_IMPORTS = ("torch.distributed.optim", "deepspeed.runtime.zero.muon.muon_optimizer")
+
+
+def load_libraries() -> None:
+    """Load what ranks need, before the first is forked."""
+    deepspeed = _import_deepspeed()
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # looks for compilers
+    for name in SLOW_IMPORTS:
+        importlib.import_module(name)
 
 
 def forked_ranks(num_ranks: int, meeting: Path, work: Callable[[int], object]) -> list[int]:
@@ -39,6 +55,7 @@ def _forked(rank: int, num_ranks: int, meeting: Path, work: Callable[[int], obje
     if child:
         return child
     try:
+        faulthandler.dump_traceback_later(LIMIT_S, exit=True)
         torch.set_num_threads(1)
         os.environ |= {"LOCAL_RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo"}
         where = f"file://{meeting}"

@@ -20,7 +20,7 @@ from pretrain_worker import forked
 from pretrain_world import FIRST, prepare_run, tiny_run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "model"))
-from rank_world import forked_ranks
+from rank_world import forked_ranks, load_libraries
 
 from model.batch import Batch, EventBatch
 from pipeline.mixing.loader import Loader
@@ -30,7 +30,7 @@ from pipeline.run.paths import Run
 
 TWO = {"train.ranks": 2, "train.zero_stage": 1, "train.layout.sharding": "row"}
 PLAIN = {"window.calibration_hours": 0}
-KILLS = [(1, 2), (0, 9)]  # (rank, step)
+KILLS = [(1, 6)]  # (rank, step)
 
 
 class JointLoader:
@@ -93,6 +93,7 @@ def killed(run: Run, folder: Path, rank: int, of_rank: int, at_step: int) -> Non
 
 
 def main(home: Path, kills: list[tuple[int, int]]) -> None:
+    load_libraries()
     one, two = tiny_run(home, FIRST, overrides=PLAIN), tiny_run(home, FIRST, overrides=PLAIN | TWO)
     calibrated = tiny_run(home, FIRST, overrides=TWO)
     runs = (one, two, calibrated)
@@ -100,11 +101,8 @@ def main(home: Path, kills: list[tuple[int, int]]) -> None:
     meeting = home / "meeting"
     statuses["two"] = forked_ranks(2, meeting, lambda _: filled(two, home / "two"))
     statuses["joint"] = [forked(lambda: joint(one, home / "joint"))]
-    whole = home / "whole"
-    statuses["whole"] = forked_ranks(2, meeting, lambda _: filled(calibrated, whole))
     for of_rank, step in kills:
         name, again = f"killed {of_rank} {step}", home / f"again_{of_rank}_{step}"
-        shutil.rmtree(calibrated.inside("checkpoints"))
         statuses[name] = forked_ranks(
             2, meeting, lambda rank, a=again, k=(of_rank, step): killed(calibrated, a, rank, *k)
         )
@@ -112,7 +110,7 @@ def main(home: Path, kills: list[tuple[int, int]]) -> None:
         statuses[f"again {of_rank} {step}"] = forked_ranks(
             2, meeting, lambda _, a=again: filled(calibrated, a)
         )
-    shutil.rmtree(calibrated.inside("checkpoints"))
+        shutil.rmtree(calibrated.inside("checkpoints"))
     write_json(home / "result.json", {"statuses": statuses, "run": str(calibrated.folder)})
 
 
