@@ -29,6 +29,7 @@ STDLIB_ONLY = (
     "model/config.py",
     "model/flops.py",
     "model/flops_layers.py",
+    "model/footprint.py",
     "model/sizes.py",
     "pipeline/run/",
 )
