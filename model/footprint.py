@@ -24,7 +24,7 @@ INTERACTION = "trunk.interact"
 def dense_parameters(
     config: ModelConfig, features: FeatureSet, num_objectives: int, num_surfaces: int
 ) -> dict[str, int]:
-    """Parameters of every dense part, by the names of `model.summary`; `ConfigError`: not Kunlun."""
+    """Parameters of every dense part, named as in `model.summary`; `ConfigError`: not Kunlun."""
     _only_kunlun(config)
     width, num_dense = config.width, len(features.dense_columns)
     trunk: dict[str, int] = {}

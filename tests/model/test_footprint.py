@@ -9,8 +9,9 @@ import pytest
 from model.config import ConfigError, ModelConfig
 from model.footprint import activation_elements, dense_parameters
 from model.foundation import DenseArch
+from model.shape import reference_shape
 from model.sizes import model_config
-from model.summary import activation_bytes, parts_of, reference_shape
+from model.summary import activation_bytes, parts_of
 
 VARIANTS = {
     "small": {},
