@@ -2,8 +2,8 @@
 
 Every group of a degree is busy at the same time and has the same shape. A level's links carry what
 crosses it: of the V bytes that a gathering brings to every rank, a domain with m of the n ranks
-lacks V (1 - m / n) and fetches it once over the m links of its ranks. Levels work at the same time, so the
-slowest decides; latencies add up.
+lacks V (1 - m / n) and fetches it once over the m links of its ranks. Levels work at the same time,
+so the slowest decides; latencies add up.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pipeline.pretraining.planner.topology import Group, Topology
 def gather(topology: Topology, group: Group, num_bytes: float) -> float:
     """Seconds until every rank has all `num_bytes`, each starting with its part.
 
-    The same for reduce-scatter, which runs backwards: every rank gives `num_bytes` and keeps a part.
+    The same for reduce-scatter, which runs backwards: a rank gives `num_bytes`, keeps a part.
     """
     slowest, latency = 0.0, 0.0
     for level, below, within in group.crossed(topology):

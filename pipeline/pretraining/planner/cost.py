@@ -91,8 +91,14 @@ def heaviest(cost_cv: float, rows: float, world: int) -> float:
     return cost_cv / math.sqrt(rows) * math.sqrt(2 * math.log(world))
 
 
-def mfu(step: StepTime, work: Workload, topology: Topology, batch: int, world: int,
-        precision: Precision) -> float:  # fmt: skip
+def mfu(
+    step: StepTime,
+    work: Workload,
+    topology: Topology,
+    batch: int,
+    world: int,
+    precision: Precision,
+) -> float:
     """Model FLOPs of a step over what the devices' peak would have allowed in its time."""
     return TRAINING * work.flops * batch / (step.total * world * topology.peak(precision))
 
@@ -110,14 +116,12 @@ def _dense_traffic(
     gradients += all_reduce(topology, plan.replicas, held / plan.dense_shard)
     gradients += all_reduce(topology, plan.experts, shared / plan.dense_shard)
     weights = gather(topology, plan.shards, held)  # after the step
-    if plan.zero_stage == 3:  # for forward, and again for backward
-        weights = _beyond(2 * weights, overlap.weights * compute)
+    if plan.zero_stage == 3:  # for forward, and again for backward; what comes first hides nowhere
+        weights = _beyond(2 * weights, overlap.weights * compute * (1 - work.gathered))
     return weights, _beyond(gradients, overlap.gradients * compute * 2 / 3)
 
 
-def _sparse(
-    plan: Plan, work: Workload, topology: Topology, rows: float, compute: float
-) -> float:
+def _sparse(plan: Plan, work: Workload, topology: Topology, rows: float, compute: float) -> float:
     """Seconds waited for ids, for their embeddings, and for the gradients of these."""
     group, ids = plan.table_shards, rows * work.ids
     busiest = lookup_share(plan, work) * plan.sparse_shard
@@ -139,9 +143,7 @@ def _table_replicas(plan: Plan, work: Workload, topology: Topology) -> float:
     return all_reduce(topology, plan.table_replicas, shard) / SYNC_STEPS
 
 
-def _experts(
-    plan: Plan, work: Workload, topology: Topology, rows: float, width: int
-) -> float:
+def _experts(plan: Plan, work: Workload, topology: Topology, rows: float, width: int) -> float:
     """Seconds to gather what experts read and scatter what they write, forward and backward."""
     joint = width * rows * plan.expert / work.layers
     read = gather(topology, plan.experts, joint * work.expert_in)

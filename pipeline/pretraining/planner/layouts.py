@@ -20,7 +20,7 @@ SHARDINGS: tuple[Sharding, ...] = ("table", "row", "column")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """The five degrees, the ZeRO stage and how tables are cut; all of them as training names them."""
+    """The five degrees, the ZeRO stage and how tables are cut, named as in `train.*`."""
 
     dense_shard: int
     dense_replica: int

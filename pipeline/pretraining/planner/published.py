@@ -1,7 +1,7 @@
 """A workload of the size that Meta publishes: what is known of it, and what is assumed.
 
 Known: 154.9 GFLOPs a row and a local MFU of 37 % (arXiv 2602.10016), two expert ranks, shards over
-128 to 256 GPUs, tables over about 256, thousands of GPUs, 20 to 25 % end to end (engineering posts).
+128 to 256 GPUs, tables over about 256, 20 to 25 % end to end on thousands (engineering posts).
 Not published: widths, numbers of features, rows of tables, rows of a batch. Here they are chosen so
 that the FLOPs, counted exactly, are the published ones.
 """
@@ -24,7 +24,6 @@ from pipeline.pretraining.planner.workload import Workload, workload
 NUM_FEATURES, NUM_TABLES, NUM_NUMBERS = 768, 256, 512
 TABLE_ROWS = 40_000_000
 OBJECTIVES, SURFACES = 4, 8
-ROWS_PER_DEVICE = 1_024
 # towers as in arXiv 2602.10016: width, heads, tokens, layers and window by event type
 _TOWERS = (("click", 256, 8, 32, 3, 100), ("impression", 128, 4, 16, 2, 50))
 _HISTORY = {"click": 1_000.0, "impression": 2_000.0}

@@ -17,7 +17,7 @@ TRAINING = 3  # a step's FLOPs are three times those of the forward pass
 class Workload:
     """A model and its data, per row where not said otherwise.
 
-    `flops`: of the forward pass. `parameters`: the dense part's, of which `expert_parameters` belong
+    `flops`: of the forward pass. `parameters`: the dense part's; `expert_parameters` of them belong
     to the Wukong experts. `expert_in`, `expert_out`: elements that all experts of all layers read
     and write. `ids`: lookups, over all tables; `table_rows` and `table_ids` by table. `cost_cv`:
     how far the FLOPs of single rows differ, as standard deviation over mean. `gathered`: share of
