@@ -91,7 +91,7 @@ def train(folder: str, steps: int) -> dict[str, float]:
     }
 
 
-def plant(home: str, quick: bool) -> str:
+def plant(home: str, quick: bool, buckets: int = 2) -> str:
     """Make a planted run up to the mix in `home`; its folder."""
     from pipeline.mixing.ingest import ingest
     from pipeline.mixing.labels import labels
@@ -103,7 +103,8 @@ def plant(home: str, quick: bool) -> str:
     from pipeline.run.resolve import resolve
 
     sizes = {"source.planted.rows_per_day": 10_000, "source.planted.users": 1_250}
-    config = with_overrides(preset(DAY, "small"), sizes if quick else {})
+    overrides = {"window.num_buckets": buckets, **(sizes if quick else {})}
+    config = with_overrides(preset(DAY, "small"), overrides)
     folder = resolve(config, Path(home))
     run = open_run(folder)
     stages = {"land": land, "ingest": ingest, "labels": labels, "timelines": timelines, "mix": mix}

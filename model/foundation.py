@@ -23,18 +23,22 @@ from model.config import FeatureSet, ModelConfig, Objective, require
 from model.embedding import DenseInputs, SparseArch
 from model.heads import Heads
 from model.kunlun import Context, Kunlun
-from model.losses import label_loss
+from model.losses import Joint, label_loss
 from model.precision import choose_precision
 from model.sequence import EventEntry
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOutput:
-    """Logits in objective order, the tanh code, and the compressor's own loss (0 in eval mode)."""
+    """Logits in objective order, the tanh code, and the compressor's own loss (0 in eval mode).
+
+    `joint`: what the loss needs to know of other ranks' rows; None when there are none.
+    """
 
     logits_BK: Tensor
     representation_Bd: Tensor
     reconstruction: Tensor
+    joint: Joint | None = None
 
 
 class DenseArch(nn.Module):
@@ -122,5 +126,11 @@ class FoundationModel(nn.Module):
 
 
 def training_loss(output: ModelOutput, batch: Batch, task_weight_K: Tensor) -> Tensor:
-    """Label loss of all objectives plus the compressor's reconstruction, a scalar."""
-    return label_loss(output.logits_BK, batch, task_weight_K) + output.reconstruction
+    """Label loss of all objectives plus the compressor's reconstruction, a scalar.
+
+    On several ranks it is this rank's share: the shares of all ranks add up to the joint loss.
+    """
+    label = label_loss(output.logits_BK, batch, task_weight_K, output.joint)
+    if output.joint is None:
+        return label + output.reconstruction
+    return label + output.reconstruction * (batch.num_rows / output.joint.num_rows)

@@ -44,4 +44,9 @@ class Heads(nn.Module):
     @torch.no_grad()
     def set_prior(self, rate_ZK: Tensor) -> None:
         """Start the biases at the log-odds of the surfaces' and objectives' base rates."""
-        self.bias_ZK.copy_(torch.logit(rate_ZK.clamp(1e-4, 1 - 1e-4)))
+        self.bias_ZK.copy_(prior_bias(rate_ZK))
+
+
+def prior_bias(rate_ZK: Tensor) -> Tensor:
+    """The log-odds of base rates."""
+    return torch.logit(rate_ZK.clamp(1e-4, 1 - 1e-4))

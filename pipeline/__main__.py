@@ -61,6 +61,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "drift": ("pipeline.loopfm.drift", "main"),
     "probe": ("pipeline.pretraining.probe", "main"),
     "plan": ("pipeline.pretraining.planner.command", "main"),
+    "rank": ("pipeline.pretraining.rank", "main"),
 }
 
 

@@ -30,6 +30,7 @@ STDLIB_ONLY = (
     "model/flops.py",
     "model/flops_layers.py",
     "model/footprint.py",
+    "model/layout.py",
     "model/shape.py",
     "model/sizes.py",
     "pipeline/run/",

@@ -114,7 +114,11 @@ class Loader:
 
     def batch(self, index: int) -> Batch:
         """The batch of an index in [0, num_batches)."""
-        return self.rows(int(self._bounds[index]), int(self._bounds[index + 1]))
+        return self.rows(self.first_row(index), self.first_row(index + 1))
+
+    def first_row(self, index: int) -> int:
+        """The place in the loader's order at which a batch begins; `num_batches`: the end."""
+        return int(self._bounds[index])
 
     def rows(self, begin: int, end: int) -> Batch:
         """The rows [begin, end) of the loader's order as one batch."""

@@ -24,6 +24,7 @@ from model.batch import Batch
 from model.foundation import FoundationModel
 from model.inference import forward_all
 from model.parallel import Engine
+from model.ranks import any_rank, rank, total, world_size
 from pipeline.mixing.loader import Loader
 from pipeline.run.manifest import replacing
 from pipeline.run.window import HOUR_US
@@ -55,12 +56,14 @@ class Scored:
 class Calibrator:
     """Scores the parts of a loader's last hours when their turn comes; kept in a folder.
 
-    A resumed training finds the parts that were scored before it was killed.
+    A resumed training finds the parts that were scored before it was killed. A part is made of the
+    same steps on every rank, and each rank scores its own rows of them.
     """
 
     def __init__(self, loader: Loader, begin_us: int, folder: Path) -> None:
         self.loader, self.folder = loader, folder
-        first = int(np.searchsorted(loader.columns["label_us"], begin_us))
+        before = np.count_nonzero(loader.columns["label_us"] < begin_us)
+        first = int(total(torch.tensor(before)))
         bounds = np.linspace(-(-first // loader.batch_size), loader.num_batches, PARTS + 1)
         places = bounds.round().astype(int).tolist()
         self.parts = [range(a, b) for a, b in pairwise(places) if a < b]
@@ -68,22 +71,24 @@ class Calibrator:
     def before(self, batch: int, engine: Engine) -> None:
         """Score the part that begins with `batch`, if there is one and it was not scored yet."""
         for number, part in enumerate(self.parts):
-            path = self._path(number)
-            if part.start == batch and not path.is_file():
+            path = self._path(number, rank())
+            if part.start == batch and any_rank(not path.is_file()):
                 self.folder.mkdir(parents=True, exist_ok=True)
                 _write(path, self._score(engine, part))
 
     def scored(self) -> Scored:
-        """The scores of all parts, in the loader's order."""
-        return _joined([_read(self._path(number)) for number in range(len(self.parts))])
+        """The scores of all parts and ranks, in the loader's order."""
+        numbers = range(len(self.parts))
+        paths = [self._path(number, of) for number in numbers for of in range(world_size())]
+        return _joined([_read(path) for path in paths])
 
     def intercepts(self, num_surfaces: int) -> tuple[Floats, Floats]:
         """Fitted shifts [Z, K] and the weighted positives behind them [Z, K]."""
         scored = self.scored()
         return fit_intercepts(scored, num_surfaces), positives(scored, num_surfaces)
 
-    def _path(self, number: int) -> Path:
-        return self.folder / f"part_{number}.npz"
+    def _path(self, number: int, of_rank: int) -> Path:
+        return self.folder / f"part_{number}_rank_{of_rank}.npz"
 
     def _score(self, engine: Engine, part: range) -> Scored:
         with torch.random.fork_rng(devices=[]):  # making a model draws its first weights
@@ -97,8 +102,7 @@ class Calibrator:
                 surface_N=batch.surface_B.numpy(),
             )
 
-        size = self.loader.batch_size
-        begin, end = part.start * size, min(part.stop * size, self.loader.num_rows)
+        begin, end = self.loader.first_row(part.start), self.loader.first_row(part.stop)
         firsts = range(begin, end, SCORING_ROWS)
         batches = (self.loader.rows(first, min(first + SCORING_ROWS, end)) for first in firsts)
         return _joined(list(forward_all(scored, batches)))

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.batch import Batch
+from model.ranks import total
 
 WINDOW = 50
 
@@ -32,16 +33,22 @@ class Meter:
 
     @torch.no_grad()
     def add(self, loss: Tensor, logits_BK: Tensor, batch: Batch, step: int) -> None:
-        """Count one step; closes the window every `WINDOW` steps."""
+        """Count one step of all ranks; closes the window every `WINDOW` steps.
+
+        `loss` is this rank's share of the joint loss.
+        """
         weight_BK = batch.weight_BK * batch.mask_BK
         entropy_BK = F.binary_cross_entropy_with_logits(
             logits_BK, batch.labels_BK, reduction="none"
         )
         parts = (entropy_BK * weight_BK, batch.labels_BK * weight_BK, weight_BK)
-        self._sums_3K += torch.stack([p.sum(0) for p in parts]).double()
-        self._loss += float(loss)
+        sums_3K = torch.stack([p.sum(0) for p in parts]).double()
+        counts = torch.tensor([float(loss), batch.num_rows], dtype=torch.float64)
+        joint = total(torch.cat([sums_3K.flatten(), counts]))
+        self._sums_3K += joint[:-2].view_as(sums_3K)
+        self._loss += float(joint[-2])
         self._steps += 1
-        self.rows += batch.num_rows
+        self.rows += int(joint[-1])
         if step % WINDOW == 0:
             self.close(step)
 
@@ -76,25 +83,29 @@ class Meter:
     def _normalized_entropy(self) -> list[float | None]:
         """Mean cross entropy over that of the base rate; None without both kinds of label."""
         found: list[float | None] = []
-        for entropy, positives, total in self._sums_3K.T.tolist():
-            rate = positives / total if total else 0.0
+        for entropy, positives, weight in self._sums_3K.T.tolist():
+            rate = positives / weight if weight else 0.0
             if not 0.0 < rate < 1.0:
                 found.append(None)
                 continue
             base = -(rate * math.log(rate) + (1 - rate) * math.log(1 - rate))
-            found.append(entropy / total / base)
+            found.append(entropy / weight / base)
         return found
 
 
 @dataclass(kw_only=True)
 class Clock:
-    """Where the time goes; kept out of the published folder, which holds no wall time."""
+    """Where the time goes; kept out of the published folder, which holds no wall time.
+
+    `rows` are those of this rank, one of `ranks` that have about as many each.
+    """
 
     began: float
     waited: float = 0.0
     rows: int = 0
+    ranks: int = 1
 
     def figures(self) -> dict[str, float]:
         """Rows per second and the share of time spent waiting for data."""
         spent = max(time.monotonic() - self.began, 1e-9)
-        return {"rows_per_s": self.rows / spent, "data_wait": self.waited / spent}
+        return {"rows_per_s": self.rows * self.ranks / spent, "data_wait": self.waited / spent}

@@ -24,6 +24,8 @@ import torch
 from model import checkpoint
 from model.batch import Batch
 from model.foundation import FoundationModel, training_loss
+from model.heads import prior_bias
+from model.ranks import any_rank, barrier, join_process_group, rank, total, world_size
 from model.snapshot import save_snapshot
 from pipeline.mixing.loader import Loader
 from pipeline.pretraining.calibration import (
@@ -41,6 +43,7 @@ from pipeline.run.errors import DataError
 from pipeline.run.manifest import Manifest, Outcome, need_manifest, produce
 from pipeline.run.paths import Run, confined
 from pipeline.run.progress import Progress
+from pipeline.run.ranks import run_ranks
 from pipeline.run.window import Window, window_of
 
 log = logging.getLogger(__name__)
@@ -64,6 +67,15 @@ def pretrain(run: Run, unit: str) -> Manifest:
 
 
 def _build(run: Run, folder: Path, config_hash: str) -> Outcome:
+    ranks = run.config.train.ranks
+    if ranks == 1:
+        return train(run, folder, config_hash)
+    into = ("--folder", str(folder), "--config-hash", config_hash)
+    return Outcome(**run_ranks(ranks, "pipeline", "rank", "--run", str(run.folder), *into))
+
+
+def train(run: Run, folder: Path, config_hash: str) -> Outcome:
+    """Train as this rank of the run's ranks; the first one fills `folder`."""
     window = window_of(run.config)
     torch.set_num_threads(run.config.train.threads)
     training = Training(run, window, config_hash)
@@ -79,7 +91,9 @@ class Training:
         self.checkpoints = run.inside("checkpoints")
         self.epoch_folder = self.checkpoints / "epoch"
         self.calibration_folder = self.checkpoints / "calibration"
+        self.saver = checkpoint.Saver(self.checkpoints, config_hash=config_hash)
         self.opens_epoch = opens_epoch(run, window)
+        join_process_group()
         self.segments = self.segments_of(run, window)
         self.calibrator = self._calibrator()
         self.engine = build_engine(run)
@@ -87,26 +101,32 @@ class Training:
         self.meter = Meter(tuple(o.name for o in run.config.objectives))
         self.weights_K = torch.tensor([o.task_weight for o in run.config.objectives])
         self._start()
-        self.clock = Clock(began=time.monotonic())
+        self.clock = Clock(began=time.monotonic(), ranks=world_size())
         self._saved_at = time.monotonic()
-        banner(run, self.engine, sum(s.num_rows for s in self.segments), config_hash)
+        num_rows = total(torch.tensor(sum(s.num_rows for s in self.segments)))
+        banner(run, self.engine, int(num_rows), config_hash)
 
     @staticmethod
     def segments_of(run: Run, window: Window) -> list[Loader]:
-        """The spans of label time that are trained one after the other."""
+        """The spans of label time that are trained one after the other: this rank's rows."""
         bounds = [window.train_begin, window.cut]
         if opens_epoch(run, window):
             bounds.insert(1, window.students_begin)
         size = run.config.train.batch_size
-        return [Loader(run, begin_us=a, end_us=b, batch_size=size) for a, b in pairwise(bounds)]
+        ranks: dict[str, Any] = {"rank": rank(), "world_size": world_size()}
+        return [
+            Loader(run, begin_us=a, end_us=b, batch_size=size, **ranks) for a, b in pairwise(bounds)
+        ]
 
     def _calibrator(self) -> Calibrator | None:
         """What scores the last segment's last hours; None when there are none."""
         hours = self.run.config.window.calibration_hours
+        if not hours:
+            return None
         begin = self.window.students_begin if self.opens_epoch else self.window.train_begin
         begin_us = calibration_begin(begin, self.window.cut, hours)
         calibrator = Calibrator(self.segments[-1], begin_us, self.calibration_folder)
-        return calibrator if hours and calibrator.parts else None
+        return calibrator if calibrator.parts else None
 
     def _start(self) -> None:
         """Resume this run, or start from the parent's model, or from nothing."""
@@ -115,8 +135,10 @@ class Training:
             self.segment, self.batch = state["segment"], state["batch"]
             self.meter = Meter(self.meter.objectives, state["meter"])
             return
-        for folder in (self.epoch_folder, self.calibration_folder):
-            shutil.rmtree(folder, ignore_errors=True)
+        if rank() == 0:
+            for folder in (self.epoch_folder, self.calibration_folder):
+                shutil.rmtree(folder, ignore_errors=True)
+        barrier()
         parent = self.run.config.parent
         if parent and self.run.config.warm_start:
             folder = confined(self.run.home, parent.folder, "pretrain", "model")
@@ -125,7 +147,7 @@ class Training:
         config = self.run.config
         columns = self.segments[0].columns
         prior_ZK = prior_of(columns, config.objectives, len(config.surfaces))
-        self.engine.dense.heads.set_prior(prior_ZK)
+        self.engine.set_dense({"heads.bias_ZK": prior_bias(prior_ZK)})
         self.engine.restart_averages()
 
     def run_all(self) -> None:
@@ -172,7 +194,8 @@ class Training:
         self.batch += 1
         self.clock.rows += batch.num_rows
         self.meter.add(loss, output.logits_BK, batch, self.engine.steps)
-        if time.monotonic() - self._saved_at >= self.run.config.train.checkpoint_every_s:
+        due = time.monotonic() - self._saved_at >= self.run.config.train.checkpoint_every_s
+        if any_rank(due):
             self.save()
 
     def _end_segment(self) -> None:
@@ -183,12 +206,14 @@ class Training:
         self.save()
 
     def save(self) -> None:
-        """Write a checkpoint."""
+        """Begin to write a checkpoint."""
         state = {"segment": self.segment, "batch": self.batch, "meter": self.meter.state()}
-        checkpoint.save(self.checkpoints, self.engine, state, config_hash=self.config_hash)
+        self.saver.save(self.engine, state)
         self._saved_at = time.monotonic()
 
     def _snapshot(self, folder: Path, model: FoundationModel, cut_us: int, **extra: Any) -> None:
+        if rank() > 0:
+            return
         config = self.run.config
         save_snapshot(
             folder,
@@ -214,10 +239,18 @@ class Training:
         }
 
     def publish(self, folder: Path) -> Outcome:
-        """Write the stage's output."""
+        """Write the stage's output, on the first rank."""
         model, calibration = self._calibrated()
         self._snapshot(folder / "model", model, self.window.cut, calibration=calibration)
         checkpoint.save_moments(folder / "model", self.engine)
+        self.saver.wait()
+        figures: dict[str, Any] = {**self.meter.figures(), **self.clock.figures()}
+        if rank() == 0:
+            figures["epoch"] = self._describe(folder, calibration)
+        return Outcome(rows=self.meter.rows, figures=figures)
+
+    def _describe(self, folder: Path, calibration: dict[str, Any]) -> str:
+        """Write what lies beside the model; the id of the epoch that is in force."""
         if self.opens_epoch:
             shutil.copytree(self.epoch_folder, folder / "epoch")
             published = self.run.output("pretrain") / "epoch"
@@ -236,5 +269,4 @@ class Training:
             "last": self.meter.records[-1] if self.meter.records else None,
         }
         (folder / "summary.json").write_text(json.dumps(summary, indent=1, sort_keys=True))
-        figures = {**self.meter.figures(), **self.clock.figures(), "epoch": epoch["id"]}
-        return Outcome(rows=self.meter.rows, figures=figures)
+        return str(epoch["id"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import platform
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -17,7 +18,7 @@ from model.flops import flops_per_row
 from model.foundation import FoundationModel
 from model.parallel import Engine, EngineConfig
 from model.precision import precision_note
-from model.snapshot import num_parameters
+from model.ranks import total, world_size
 from pipeline.run.manifest import need_manifest
 from pipeline.run.paths import Run
 
@@ -48,7 +49,9 @@ def build_engine(run: Run) -> Engine:
             warmup_steps=train.warmup_steps,
             clip_norm=train.clip_norm,
             ema_decay=train.ema_decay,
+            ranks=train.ranks,
             zero_stage=train.zero_stage,
+            layout=train.layout,
         ),
     )
 
@@ -58,17 +61,20 @@ def prior_of(
 ) -> Tensor:
     """Base rates [Z, K] over each objective's first mature labels among the rows trained first.
 
+    Every rank counts its part of them in its own rows.
+
     Where sampling is made up for by a shift, a negative stands for exp(shift) of them. Delayed
     labels are not mature in the first rows, so each objective takes rows of its own. A surface
     counts as if it had `PRIOR_POSITIVES` more at the rate of all surfaces.
     """
     rates = []
     for objective in objectives:
-        mature = np.flatnonzero(columns[f"m_{objective.name}"])[:PRIOR_ROWS]
+        mature = np.flatnonzero(columns[f"m_{objective.name}"])[: PRIOR_ROWS // world_size()]
         y, weight = (columns[f"{p}_{objective.name}"][mature].astype(np.float64) for p in "yw")
         weight = np.where(y > 0, weight, weight * np.exp(columns["shift"][mature]))
         surface = columns["surface"][mature]
-        seen_Z, bought_Z = (np.bincount(surface, w, num_surfaces) for w in (weight, y * weight))
+        counts = [np.bincount(surface, w, num_surfaces) for w in (weight, y * weight)]
+        seen_Z, bought_Z = total(torch.from_numpy(np.stack(counts))).numpy()
         overall = bought_Z.sum() / seen_Z.sum() if bought_Z.any() else NO_PRIOR
         rates.append((bought_Z + PRIOR_POSITIVES) / (seen_Z + PRIOR_POSITIVES / overall))
     return torch.from_numpy(np.stack(rates, axis=1))
@@ -82,14 +88,16 @@ def banner(run: Run, engine: Engine, num_rows: int, config_hash: str) -> None:
         config.model, config.features, len(config.objectives), longest, len(config.surfaces)
     )
     backend, reason = kernels.choose_backend()
-    tables = sum(t.numel() for t in engine.tables.weights().values())
+    train = config.train
+    tables = sum(math.prod(shape) for shape in engine.tables.shapes.values())
     lines = {
         "config": config_hash,
         "data": need_manifest(run.output("mix")).fingerprint[:12],
         "rows": f"{num_rows} from step {engine.steps}",
-        "model": f"{num_parameters(engine.dense)} dense and {tables} table parameters, "
+        "model": f"{engine.dense_part.num_parameters} dense and {tables} table parameters, "
         f"{flops / 1e6:.2f} MFLOP forward for a row with full histories",
         "device": f"cpu, {torch.get_num_threads()} threads, {platform.machine()}",
+        "ranks": f"{train.ranks}, ZeRO {train.zero_stage}, tables by {train.layout.sharding}",
         "kernels": f"{backend} ({reason})",
         "precision": precision_note(engine.dense),
         "versions": ", ".join(f"{name} {_version(name)}" for name in STACK),

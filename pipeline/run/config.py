@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from model.config import ConfigError, FeatureSet, ModelConfig, Objective, check_towers, require
+from model.layout import Layout
 from pipeline.run.codec import digest, from_dict, to_dict
 from pipeline.run.planted import PlantedConfig
 from pipeline.run.scaling import ScalingConfig
@@ -201,7 +202,7 @@ class MixConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """Optimizers, batches and checkpoints of the foundation model."""
+    """Optimizers, batches, ranks and checkpoints; `batch_size` is that of all ranks together."""
 
     batch_size: int = 512
     dense_lr: float = 3e-3
@@ -214,18 +215,13 @@ class TrainConfig:
     ranks: int = 1
     threads: int = 1
     zero_stage: int = 0
+    layout: Layout = field(default_factory=Layout)
     checkpoint_every_s: float = 60.0
     seed: int = 0
 
     def __post_init__(self) -> None:
         require(self.batch_size > 0, "train.batch_size", "above 0", self.batch_size, "use 512")
-        require(
-            self.ranks == 1,
-            "train.ranks",
-            "1",
-            self.ranks,
-            "training on several ranks is not built yet",
-        )
+        self.layout.check(self.ranks, self.zero_stage)
         require(0 <= self.ema_decay < 1, "train.ema_decay", "in [0, 1)", self.ema_decay, "use 0.98")
 
 
@@ -333,6 +329,13 @@ class RunConfig:
             "train the others in a run of their own",
         )
         check_towers(self.features, self.model)
+        require(
+            self.train.ranks <= self.window.num_buckets,
+            "train.ranks",
+            "at most window.num_buckets",
+            self.train.ranks,
+            f"a rank reads whole buckets; raise window.num_buckets, {self.window.num_buckets}",
+        )
         if self.mix.reference_surface:
             require(
                 self.mix.reference_surface in self.surfaces,

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from pipeline.run.paths import REPOSITORY
@@ -21,17 +21,25 @@ def pipeline_command(*arguments: str) -> list[str]:
 
 
 @contextmanager
-def started(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+def started(
+    command: list[str], settings: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
     """Run `command` in its own process group, stdout and stderr as one stream of lines.
+
+    `settings` are added to its environment.
 
     On leaving, and when the starting thread dies in any way, the process is killed; on leaving
     its children are too.
     """
     paths = [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(p for p in paths if p),
-        "PYTHONUNBUFFERED": "1",
-    }
+    environment = (
+        os.environ
+        | dict(settings or {})
+        | {
+            "PYTHONPATH": os.pathsep.join(p for p in paths if p),
+            "PYTHONUNBUFFERED": "1",
+        }
+    )
     process = subprocess.Popen(
         command,
         env=environment,
@@ -70,10 +78,21 @@ def kill_group(process: subprocess.Popen[str]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
+def die_with_parent() -> None:
+    """Have this process killed when the thread that started it ends, however it ends."""
+    prctl = _prctl()
+    if prctl is None:
+        return
+    parent = os.getppid()
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the call
+        os._exit(1)
+
+
 def _die_with_parent() -> Callable[[], None] | None:
-    if sys.platform != "linux":
+    prctl = _prctl()  # looked up before the fork
+    if prctl is None:
         return None
-    prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up before the fork
     parent = os.getpid()
 
     def in_child() -> None:
@@ -82,3 +101,10 @@ def _die_with_parent() -> Callable[[], None] | None:
             os._exit(1)
 
     return in_child
+
+
+def _prctl() -> Callable[..., int] | None:
+    if sys.platform != "linux":
+        return None
+    prctl: Callable[..., int] = ctypes.CDLL(None, use_errno=True).prctl
+    return prctl

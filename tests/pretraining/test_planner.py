@@ -23,7 +23,9 @@ from pipeline.pretraining.planner.published import published
 from pipeline.pretraining.planner.search import Search, search
 from pipeline.pretraining.planner.topology import Group, read_topology
 from pipeline.pretraining.planner.workload import Workload, workload
+from pipeline.run.config import with_overrides
 from pipeline.run.errors import ConfigError
+from pipeline.run.presets import preset
 
 H100 = read_topology(TOPOLOGIES / "h100-8.toml")
 GB200 = read_topology(TOPOLOGIES / "gb200-rack.toml")
@@ -213,6 +215,17 @@ def test_the_command_writes_what_training_reads(tmp_path, capsys):
     groups = json.loads((tmp_path / "layout.groups.json").read_text())
     assert groups["groups"]["expert"]["within"] == "host"
     assert groups["predicted"]["step_s"] > 0
+
+
+def test_training_takes_the_overrides_of_what_is_built():
+    small = dataclasses.replace(LARGE, table_rows=(1_000,) * 8)
+    judged = search(small, H100, 4, 64, "float32", built=True)
+    assert any(r.startswith("not built: train.layout.") for r in judged.refused)
+    shapes = {(p.plan.zero_stage, p.plan.sharding) for p in judged.found}
+    assert {(0, "data"), (1, "row"), (3, "table")} <= shapes
+    for planned in judged.found:
+        wanted = planned.plan.overrides(64) | {"window.num_buckets": 4}
+        assert with_overrides(preset("2026-11-29", "small"), wanted).train.ranks == 4
 
 
 def test_the_command_refuses_in_one_line(capsys):

@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
     world = arguments.gpus
     require(world is not None, "gpus", "given", "nothing", "add --gpus N")
     batch = arguments.batch or rows * world
-    judged = search(work, topology, world, batch, precision)
+    judged = search(work, topology, world, batch, precision, built=arguments.built)
     best = judged.found[0]
     title = f"{work.name} on {world} of {topology.name}, {batch} rows a step, {precision}"
     print("\n".join([title, "", *text(judged), "", *parts(best)]))
@@ -164,6 +164,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=int, help="rows of all ranks; default: --rows-per-gpu each")
     parser.add_argument("--rows-per-gpu", type=int, default=ROWS_PER_DEVICE)
     parser.add_argument("--precision", choices=PRECISIONS, help="default: bfloat16 where there is")
+    parser.add_argument("--built", action="store_true", help="only what training runs today")
     parser.add_argument("--out", type=Path, help="JSON file for the best layout")
     parser.add_argument("--scaling", type=Path, help="PNG file: MFU over 8 to 8192 devices")
     return parser

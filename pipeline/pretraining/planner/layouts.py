@@ -8,13 +8,14 @@ exchanged most often stays in a host, and what is exchanged once a step goes far
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Any
 
+from model.layout import Layout, Sharding
 from pipeline.pretraining.planner.topology import Group, Topology
 from pipeline.pretraining.planner.workload import Workload
+from pipeline.run.errors import ConfigError
 
-Sharding = Literal["table", "row", "column", "data"]
 SHARDINGS: tuple[Sharding, ...] = ("table", "row", "column")
 
 
@@ -71,15 +72,25 @@ class Plan:
             "sparse_replica": self.table_replicas,
         }
 
+    @property
+    def layout(self) -> Layout:
+        """The degrees as training has them."""
+        return Layout(
+            dense_shard=self.dense_shard,
+            dense_replica=self.dense_replica,
+            expert=self.expert,
+            sparse_shard=self.sparse_shard,
+            sparse_replica=self.sparse_replica,
+            sharding=self.sharding,
+        )
+
     def overrides(self, batch: int) -> dict[str, Any]:
         """The `train.*` settings of this layout."""
-        degrees = {f"train.layout.{name}": group.size for name, group in self.groups.items()}
         return {
             "train.ranks": self.world,
             "train.batch_size": batch,
             "train.zero_stage": self.zero_stage,
-            **dict(sorted(degrees.items())),
-            "train.layout.sharding": self.sharding,
+            **{f"train.layout.{n}": value for n, value in asdict(self.layout).items()},
         }
 
 
@@ -118,6 +129,15 @@ def refusal(plan: Plan, work: Workload, topology: Topology, batch: int) -> str:
         inner = (plan.shards, plan.table_shards)
         if not all(group.even(host) for group in inner if group.size > 1):
             return f"a group that is neither part of a host of {host} nor whole hosts"
+    return ""
+
+
+def unbuilt(plan: Plan) -> str:
+    """Why the training engine of today refuses a layout; empty where it runs it."""
+    try:
+        plan.layout.check(plan.world, plan.zero_stage)
+    except ConfigError as error:
+        return f"not built: {str(error).split(' must be ')[0]}"
     return ""
 
 

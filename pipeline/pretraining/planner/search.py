@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from pipeline.pretraining.planner.cost import StepTime, mfu, step_time
-from pipeline.pretraining.planner.layouts import Plan, layouts, refusal
+from pipeline.pretraining.planner.layouts import Plan, layouts, refusal, unbuilt
 from pipeline.pretraining.planner.memory import memory
 from pipeline.pretraining.planner.topology import GIGA, Precision, Topology
 from pipeline.pretraining.planner.workload import Workload
@@ -37,9 +37,18 @@ class Search:
 
 
 def search(
-    work: Workload, topology: Topology, world: int, batch: int, precision: Precision
+    work: Workload,
+    topology: Topology,
+    world: int,
+    batch: int,
+    precision: Precision,
+    *,
+    built: bool = False,
 ) -> Search:
-    """Judge every layout of `world` ranks; `ConfigError` where none can be."""
+    """Judge every layout of `world` ranks; `ConfigError` where none can be.
+
+    `built`: those alone that the training engine runs today.
+    """
     require(world >= 1, "gpus", "at least 1", world, "use 1")
     require(
         world <= topology.num_devices,
@@ -53,7 +62,7 @@ def search(
     refused: Counter[str] = Counter()
     found = []
     for plan in layouts(world):
-        reason = refusal(plan, work, topology, batch)
+        reason = refusal(plan, work, topology, batch) or (unbuilt(plan) if built else "")
         held = {} if reason else memory(plan, work, batch / world, precision)
         if not reason and sum(held.values()) > limit:
             largest = max(held, key=lambda part: held[part])

@@ -1,0 +1,283 @@
+"""The dense part in training: a module in a DeepSpeed engine, and its state by parameter name.
+
+What ZeRO shards lies flat and padded in buffers of its own. Here every parameter has a `Slot`:
+which stretch of it this rank's optimizer steps, and where. Weights and optimizer state are read
+and written through slots, so that no reader depends on the stage or on the number of ranks.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torchrec import EmbeddingCollection
+
+from model.config import ConfigError
+from model.embedding import DenseInputs, EventInputs, PlainTables
+from model.engine_config import EngineConfig
+from model.foundation import ModelOutput
+from model.pieces import Place
+
+WEIGHT, OPTIMIZER = "weight", "optimizer"
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Elements [begin, begin + count) of a flat parameter, at `offset` in what is optimized."""
+
+    optimized: Tensor
+    offset: int
+    begin: int
+    count: int
+
+    def of(self, flat: Tensor) -> Tensor:
+        """The view of this slot in a tensor that is laid out as the optimized one is."""
+        return flat.view(-1).narrow(0, self.offset, self.count)
+
+
+class DensePart:
+    """A dense module, its optimizer and its DeepSpeed engine."""
+
+    def __init__(self, module: nn.Module, config: EngineConfig) -> None:
+        self.module, self.stage = module, config.zero_stage
+        self.shapes = {n: tuple(p.shape) for n, p in module.named_parameters()}
+        self.optimizer = _optimizer(module, config)
+        given = BareTensors(module) if self.stage == 3 else module
+        self.engine = start_deepspeed(given, self.optimizer, config)
+        self._parameters = dict(module.named_parameters())
+        slot_of = _SLOTS[self.stage]
+        found = {n: slot_of(p, self.engine.optimizer) for n, p in self._parameters.items()}
+        self.slots = {n: slot for n, slot in found.items() if slot is not None}
+        self._first = dist.get_rank() == 0
+        self.places = {n: self._place(n) for n in self.shapes}
+
+    def forward(self, inputs: DenseInputs) -> ModelOutput:
+        """The module's output, through DeepSpeed."""
+        if self.stage < 3:
+            output: ModelOutput = self.engine(inputs)
+            return output
+        return ModelOutput(*self.engine(*_bare(inputs)))
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the whole module."""
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+    def held(self) -> dict[str, Tensor]:
+        """Name -> what this rank holds of the weights that forward uses: all, or a flat shard."""
+        if self.stage < 3:
+            return dict(self._parameters)
+        return {n: p.ds_tensor for n, p in self._parameters.items()}  # type: ignore[attr-defined]
+
+    def flat(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors that are laid out as `held` are: flat and without padding; writable."""
+        places = self.places.items()
+        return {n: tensors[n].detach().view(-1).narrow(0, 0, p.shape[0]) for n, p in places}
+
+    def state(self) -> dict[str, Tensor]:
+        """Optimizer state of this rank by "optimizer.<kind>.<name>"; writable."""
+        return {
+            f"{OPTIMIZER}.{kind}.{name}": slot.of(value) if value.dim() else value
+            for name, slot in self.slots.items()
+            for kind, value in self.optimizer.state.get(slot.optimized, {}).items()
+            if isinstance(value, Tensor)
+        }
+
+    def state_places(self) -> dict[str, Place]:
+        """Where what `state` gives lies in the flat parameter; counts are alike on all ranks."""
+        found = {}
+        for key, value in self.state().items():
+            name = key.split(".", 2)[2]
+            slot, whole = self.slots[name], (math.prod(self.shapes[name]),)
+            mine = self.stage > 0 or self._first
+            if value.dim():
+                found[key] = Place((slot.begin,), (slot.count,), whole, mine)
+            else:
+                found[key] = Place((), (), (), mine and not slot.begin)
+        return found
+
+    def expect(self, keys: set[str]) -> None:
+        """Make room for the optimizer state that `keys` name, as a first step would."""
+        for name, slot in self.slots.items():
+            state = self.optimizer.state[slot.optimized]
+            for kind in sorted(_kinds(keys, name)):
+                if kind in state:
+                    continue
+                # AdamW counts its steps in a scalar; all else is shaped like the parameter
+                like = torch.zeros(()) if kind == "step" else torch.zeros_like(slot.optimized)
+                state[kind] = like.detach()
+
+    def _place(self, name: str) -> Place:
+        """Where what `flat` gives of a parameter lies in the flat one."""
+        size, slot = math.prod(self.shapes[name]), self.slots.get(name)
+        if self.stage < 3:
+            return Place((0,), (size,), (size,), mine=self._first)
+        if slot is None:
+            return Place((0,), (0,), (size,), mine=False)
+        return Place((slot.begin,), (slot.count,), (size,))
+
+    @torch.no_grad()
+    def set_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy whole weights into the parameters named; others stay as they are."""
+        own, places = self.flat(self.held()), self.places
+        for name, weight in weights.items():
+            own[name].copy_(places[name].within(weight.reshape(-1)))
+        self.follow()
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """Let the optimizer's own copies of the weights follow what was written into `held`."""
+        if self.stage == 0:
+            return
+        held, places = self.flat(self.held()), self.places
+        for name, slot in self.slots.items():
+            begin = slot.begin - places[name].begin[0]
+            slot.of(slot.optimized).copy_(held[name][begin : begin + slot.count])
+        kept = self.engine.optimizer.persistent_parameters if self.stage == 3 else []
+        if kept:  # small ones stay whole on every rank: made anew from the shards
+            kept[0].partition(kept)
+            kept[0].all_gather(kept)
+
+
+class BareTensors(nn.Module):
+    """A dense module that takes and gives tensors alone.
+
+    ZeRO-3 gathers weights and reduces gradients in hooks, which find no tensors in dataclasses, and
+    wait for the gradients of tensors that are arguments themselves. The module is one unit to them:
+    its weights are gathered for forward and backward and are shards otherwise.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(
+        self, events: tuple[tuple[str, int], ...], *tensors: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits, representation, reconstruction; `events`: names and blocks of each."""
+        given = iter(tensors)
+        embedded_BFD, dense_BC, surface_B = next(given), next(given), next(given)
+        inputs = DenseInputs(
+            embedded_BFD=embedded_BFD,
+            dense_BC=dense_BC,
+            events={name: _event(given, count) for name, count in events},
+            surface_B=surface_B,
+        )
+        out: ModelOutput = self.module(inputs)
+        return out.logits_BK, out.representation_Bd, out.reconstruction
+
+
+def _event(given: Iterator[Tensor], num_blocks: int) -> EventInputs:
+    lengths_B, gap_E, age_E = next(given), next(given), next(given)
+    embedded = tuple(islice(given, num_blocks))
+    return EventInputs(embedded=embedded, lengths_B=lengths_B, gap_E=gap_E, age_E=age_E)
+
+
+def _bare(inputs: DenseInputs) -> tuple[Any, ...]:
+    """The arguments of `BareTensors` for these inputs."""
+    counts = tuple((name, len(e.embedded)) for name, e in inputs.events.items())
+    of_events = [(e.lengths_B, e.gap_E, e.age_E, *e.embedded) for e in inputs.events.values()]
+    flat = chain.from_iterable(of_events)
+    return counts, inputs.embedded_BFD, inputs.dense_BC, inputs.surface_B, *flat
+
+
+def start_deepspeed(
+    module: nn.Module, optimizer: torch.optim.Optimizer, config: EngineConfig
+) -> Any:
+    """A DeepSpeed engine around a dense module; a module with tables is refused."""
+    for name, part in module.named_modules():
+        tables = (EmbeddingCollection, PlainTables)
+        if isinstance(part, tables) or hasattr(part, "fused_optimizer"):
+            raise ConfigError(
+                f"the module holds embedding tables ({name or 'itself'}): DeepSpeed would "
+                "overwrite other ranks' rows; pass the dense part alone"
+            )
+    deepspeed = _import_deepspeed()
+    # spares the compilation of a shared-memory all-reduce that training never calls
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed("gloo", verbose=False)
+    if config.zero_stage == 3:
+        deepspeed.utils.set_z3_leaf_module(module, True)
+    engine, *_ = deepspeed.initialize(
+        model=module, optimizer=optimizer, config=deepspeed_config(config), dist_init_required=False
+    )
+    return engine
+
+
+def deepspeed_config(config: EngineConfig) -> dict[str, Any]:
+    """DeepSpeed's own settings."""
+    return {
+        "train_micro_batch_size_per_gpu": max(1, config.batch_size // config.ranks),
+        "gradient_accumulation_steps": config.gradient_accumulation,
+        "gradient_clipping": config.clip_norm,
+        "zero_optimization": {"stage": config.zero_stage},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 10**9,
+    }
+
+
+def _import_deepspeed() -> Any:
+    """DeepSpeed without MLflow, which its unused autotuner loads for seconds when it finds it."""
+    hidden = "mlflow" not in sys.modules
+    if hidden:
+        sys.modules["mlflow"] = None  # type: ignore[assignment]
+    try:
+        import deepspeed
+    finally:
+        if hidden:
+            del sys.modules["mlflow"]
+    return deepspeed
+
+
+def _optimizer(module: nn.Module, config: EngineConfig) -> torch.optim.Optimizer:
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(module.parameters(), lr=config.dense_lr)
+    return torch.optim.AdamW(
+        module.parameters(), lr=config.dense_lr, weight_decay=config.weight_decay, fused=True
+    )
+
+
+def _kinds(keys: set[str], name: str) -> set[str]:
+    """Kinds of optimizer state that `keys` name of a parameter."""
+    found = (key.split(".", 2) for key in keys if key.startswith(f"{OPTIMIZER}."))
+    return {kind for _, kind, of in found if of == name}
+
+
+def _whole_slot(parameter: Any, optimizer: Any) -> Slot:
+    return Slot(parameter, 0, 0, parameter.numel())
+
+
+def _fragment_slot(parameter: Any, optimizer: Any) -> Slot | None:
+    """Stages 1 and 2: the stretch that falls into this rank's partition of all parameters."""
+    mapping = parameter._hp_mapping
+    if mapping is None:
+        return None
+    mine, whole = mapping.hp_fragment_address, mapping.lp_fragment_address
+    flat = optimizer.single_partition_of_fp32_groups[mapping.param_group_index]
+    return Slot(flat, mine.start, whole.start, whole.numel)
+
+
+def _shard_slot(parameter: Any, optimizer: Any) -> Slot | None:
+    """Stage 3: this rank's shard of each parameter; the last ones are padded."""
+    group, offset, size = optimizer.grad_position[optimizer.get_param_id(parameter)]
+    begin = dist.get_rank() * size
+    count = min(size, parameter.ds_numel - begin)
+    if count <= 0:
+        return None
+    return Slot(optimizer.fp32_partitioned_groups_flat[group], offset, begin, count)
+
+
+_SLOTS: dict[int, Callable[[Any, Any], Slot | None]] = {
+    0: _whole_slot,
+    1: _fragment_slot,
+    2: _fragment_slot,
+    3: _shard_slot,
+}
