@@ -100,7 +100,7 @@ def layouts(world: int) -> Iterator[Plan]:
         for shard in _divisors(world // expert):
             for table_shard in _divisors(world):
                 for stage in (0,) if shard == 1 else (1, 2, 3):
-                    for sharding in SHARDINGS if table_shard > 1 else ("data",):
+                    for sharding in _shardings(table_shard, world):
                         yield Plan(
                             dense_shard=shard,
                             dense_replica=world // expert // shard,
@@ -108,7 +108,7 @@ def layouts(world: int) -> Iterator[Plan]:
                             sparse_shard=table_shard,
                             sparse_replica=world // table_shard,
                             zero_stage=stage,
-                            sharding=sharding,  # type: ignore[arg-type]
+                            sharding=sharding,
                         )
 
 
@@ -139,6 +139,13 @@ def unbuilt(plan: Plan) -> str:
     except ConfigError as error:
         return f"not built: {str(error).split(' must be ')[0]}"
     return ""
+
+
+def _shardings(table_shard: int, world: int) -> tuple[Sharding, ...]:
+    """How tables may be cut over so many shards; copies on several ranks are TorchRec's "data"."""
+    if table_shard > 1:
+        return SHARDINGS
+    return ("table",) if world == 1 else ("data",)
 
 
 def _divisors(number: int) -> list[int]:
