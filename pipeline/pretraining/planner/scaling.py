@@ -61,29 +61,32 @@ def plot(found: list[Point], work: Workload, topology: Topology, path: Path) -> 
     import matplotlib as mpl  # loaded for this alone
     from matplotlib.figure import Figure
 
-    kept = [(point.world, point.best) for point in found if point.best]
-    places = range(len(kept))
-    terms = kept[0][1].step.__slots__
+    kept = [(place, point.best) for place, point in enumerate(found) if point.best]
+    places = [place for place, _ in kept]
+    longest = max(1e3 * best.step.total for _, best in kept)
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(8, 3.2), layout="constrained")
         left, right = figure.subplots(1, 2)
         left.plot(places, [100 * best.mfu for _, best in kept], marker="o", markersize=3)
-        for place, (_, best) in zip(places, kept, strict=True):
+        for place, best in kept:
             label = best.step.limit.replace("_", " ")
             left.annotate(label, (place, 100 * best.mfu), (0, 5), textcoords="offset points",
                           rotation=45, fontsize=6)  # fmt: skip
         left.axhline(100 * topology.device.local_mfu, linestyle=":", color="gray")
-        left.set(title="MFU, % (dotted: local), and what is waited for most", ylim=(0, None))
+        left.set(title="MFU, % (dotted: local); waits most for", ylim=(0, None))
         bottom = [0.0] * len(kept)
-        for term in terms:
+        for term in kept[0][1].step.__slots__:
             heights = [1e3 * getattr(best.step, term) for _, best in kept]
-            if max(heights) > 0.005 * max(1e3 * best.step.total for _, best in kept):
+            if max(heights) > 0.005 * longest:
                 right.bar(places, heights, bottom=bottom, label=term.replace("_", " "))
             bottom = [b + h for b, h in zip(bottom, heights, strict=True)]
         right.set(title="step, ms")
         right.legend(frameon=False, fontsize=6, loc="center left", bbox_to_anchor=(1, 0.5))
         for axes in (left, right):
-            axes.set_xticks(places, [str(world) for world, _ in kept], rotation=45)
-            axes.set_xlabel("devices")
+            axes.set_xticks(range(len(found)), [str(p.world) for p in found], rotation=45)
+            axes.set(xlabel="devices", xlim=(-0.7, len(found) - 0.3))
+            for place in set(range(len(found))) - set(places):
+                axes.annotate("does not fit", (place, 0), (0, 4), textcoords="offset points",
+                              rotation=90, fontsize=6, ha="center")  # fmt: skip
         figure.suptitle(f"{work.name} on {topology.name}")
         figure.savefig(path, dpi=150, metadata={"Software": None})
