@@ -43,7 +43,7 @@ DAY = "2026-11-29"
 PRODUCT, COPY, SUM = 512, 16 << 20, 2 << 20  # a square matrix, and elements
 TINY_ROWS = 2
 MICRO_SHARES = (0.25, 1.5)  # of a step's rows: neither is the step's own number
-WARM = 2  # turns that do not count
+WARM = 1  # turns that do not count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +66,9 @@ MIDDLE = replace(
     mlp_width=256,
 )
 CASES = {
-    "small": Case(features="small", model=model_config("small"), rows=192),
-    "middle": Case(features="small", model=MIDDLE, rows=96),
-    "base": Case(features="base", model=model_config("base"), rows=48),
+    "small": Case(features="small", model=model_config("small"), rows=128),
+    "middle": Case(features="small", model=MIDDLE, rows=64),
+    "base": Case(features="base", model=model_config("base"), rows=32),
 }
 TINY = Case(
     features="small", model=replace(ModelConfig(), layers=1, last_attention="skip"), rows=TINY_ROWS

@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
     """Measure, predict, compare."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks planner")
     parser.add_argument("--quick", action="store_true", help="fewer turns")
-    turns = 5 if parser.parse_args(argv).quick else 31
+    turns = 6 if parser.parse_args(argv).quick else 31
     figures: dict[str, float] = {}
     for world in WORLDS:
         found = run_ranks(world, "benchmarks._planner_ranks", str(turns))

@@ -22,6 +22,9 @@ from pipeline.pretraining.planner.topology import GIGA, Group, Precision, Topolo
 from pipeline.pretraining.planner.workload import TRAINING, Workload
 
 ADAMW_BYTES = 28  # weight, gradient and two moments read, three of them written
+# what DeepSpeed 0.19 moves besides: gradients into a bucket, flat, divided; of a shard of stages 1
+# and up: two copies, norm, clipping, flat once more, and the new weights back through a buffer
+GRADIENT_COPIES, SHARD_BYTES = 6, 52
 AVERAGE_BYTES = 12  # average and weight read, average written
 TABLE_PASSES = 6  # rows read, gathered; gradients read; rows read and written, sums
 TABLE_STRIDE = 8  # steps between updates of the tables' average, as in the engine
@@ -66,16 +69,18 @@ def step_time(
     flops = TRAINING * work.flops * rows
     compute = slow * flops / (topology.peak(precision) * device.local_mfu)
     overhead = device.step_overhead_ms + work.layers * device.layer_overhead_ms
-    weights, gradients = _dense_traffic(plan, work, topology, compute, ELEMENT_BYTES[precision])
+    width = ELEMENT_BYTES[precision]
+    memory_rate = device.memory_gb_per_s * GIGA / slow
+    weights, gradients = _dense_traffic(plan, work, topology, compute, width)
     return StepTime(
         compute=compute,
         imbalance=compute * heaviest(work.cost_cv, rows, plan.world),
         overhead=slow * overhead / 1e3,
-        optimizer=slow * _optimizer(plan, work) / (device.memory_gb_per_s * GIGA),
-        lookup=slow * _lookup(plan, work, rows) / (device.memory_gb_per_s * GIGA),
+        optimizer=_optimizer(plan, work) / memory_rate,
+        lookup=_lookup(plan, work, rows) / memory_rate,
         sparse_exchange=_sparse(plan, work, topology, rows, compute),
         sparse_replicas=_table_replicas(plan, work, topology),
-        experts=_experts(plan, work, topology, rows, ELEMENT_BYTES[precision]),
+        experts=_experts(plan, work, topology, rows, width),
         weights=weights,
         gradients=gradients,
         small_sums=SMALL_SUMS * all_reduce(topology, Group(plan.world), FLOAT),
@@ -113,6 +118,11 @@ def _dense_traffic(
     held = width * (work.shared_parameters + work.expert_parameters / plan.expert)
     shared, overlap = width * work.shared_parameters, topology.overlap
     gradients = gather(topology, plan.shards, held)
+    if plan.zero_stage in (1, 2):  # DeepSpeed sums whole buckets on every rank
+        gradients *= 2
+    if plan.world > 1:
+        memory_rate = topology.device.memory_gb_per_s * GIGA / topology.slowdown(plan.world)
+        gradients += GRADIENT_COPIES * held / memory_rate
     gradients += all_reduce(topology, plan.replicas, held / plan.dense_shard)
     gradients += all_reduce(topology, plan.experts, shared / plan.dense_shard)
     weights = gather(topology, plan.shards, held)  # after the step
@@ -152,10 +162,11 @@ def _experts(plan: Plan, work: Workload, topology: Topology, rows: float, width:
 
 
 def _optimizer(plan: Plan, work: Workload) -> float:
-    """Bytes that AdamW and the average of the dense weights move."""
+    """Bytes that AdamW, ZeRO's own copies and the average of the dense weights move."""
     held = work.shared_parameters + work.expert_parameters / plan.expert
     averaged = held / plan.dense_shard if plan.zero_stage == 3 else held
-    return ADAMW_BYTES * held / plan.dense_shard + AVERAGE_BYTES * averaged
+    stepped = ADAMW_BYTES + (SHARD_BYTES if plan.zero_stage else 0)
+    return stepped * held / plan.dense_shard + AVERAGE_BYTES * averaged
 
 
 def _lookup(plan: Plan, work: Workload, rows: float) -> float:
