@@ -41,10 +41,11 @@ def main(argv: list[str]) -> int:
     """Measure, predict, compare."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks planner")
     parser.add_argument("--quick", action="store_true", help="fewer turns")
-    turns = 6 if parser.parse_args(argv).quick else 31
+    turns = 4 if parser.parse_args(argv).quick else 31
     figures: dict[str, float] = {}
     for world in WORLDS:
         found = run_ranks(world, "benchmarks._planner_ranks", str(turns))
+        print(constants(topology_of(found["clock"], "base", work_of(CASES["base"], 1), world)))
         for kind in KINDS:
             for name, case in CASES.items():
                 step = predicted(found[kind], name, case, found["flops"][name], world)
@@ -65,6 +66,15 @@ def predicted(
     work = work_of(case, flops)
     topology = topology_of(seconds, name, work, world)
     return step_time(plan_of(world), work, topology, case.rows * world, "float32")
+
+
+def constants(topology: Topology) -> str:
+    """What a topology file of this machine would say."""
+    device, host = topology.device, topology.host
+    return (
+        f"{host.devices} ranks: peak {1e3 * device.tflops.float32:.3g} GFLOP/s, copy "
+        f"{device.memory_gb_per_s:.3g} GB/s, link {host.gb_per_s:.3g} GB/s, {host.latency_us:.3g} us"
+    )
 
 
 def plan_of(world: int) -> Plan:

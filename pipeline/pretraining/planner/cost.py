@@ -22,8 +22,9 @@ from pipeline.pretraining.planner.topology import GIGA, Group, Precision, Topolo
 from pipeline.pretraining.planner.workload import TRAINING, Workload
 
 ADAMW_BYTES = 28  # weight, gradient and two moments read, three of them written
+CLIP_BYTES = 12  # the gradient's norm, and its scaling
 # what DeepSpeed 0.19 moves besides: gradients into a bucket, flat, divided; of a shard of stages 1
-# and up: two copies, norm, clipping, flat once more, and the new weights back through a buffer
+# and up: two copies, norm, clipping, flat once more, new weights back through a buffer
 GRADIENT_COPIES, SHARD_BYTES = 6, 52
 AVERAGE_BYTES = 12  # average and weight read, average written
 TABLE_PASSES = 6  # rows read, gathered; gradients read; rows read and written, sums
@@ -165,7 +166,7 @@ def _optimizer(plan: Plan, work: Workload) -> float:
     """Bytes that AdamW, ZeRO's own copies and the average of the dense weights move."""
     held = work.shared_parameters + work.expert_parameters / plan.expert
     averaged = held / plan.dense_shard if plan.zero_stage == 3 else held
-    stepped = ADAMW_BYTES + (SHARD_BYTES if plan.zero_stage else 0)
+    stepped = ADAMW_BYTES + (SHARD_BYTES if plan.zero_stage else CLIP_BYTES)
     return stepped * held / plan.dense_shard + AVERAGE_BYTES * averaged
 
 
