@@ -88,7 +88,8 @@ class Saver:
             ]
         with torch.no_grad():
             for copies, tensors in zip(self._copies, parts, strict=True):
-                torch._foreach_copy_(list(copies.values()), [tensors[n] for n in copies])
+                if copies:
+                    torch._foreach_copy_(list(copies.values()), [tensors[n] for n in copies])
         return list(zip(self._copies, self._places, strict=True))
 
     def _write(self, target: Path, pieces: list[Pieces], texts: dict[str, str]) -> None:

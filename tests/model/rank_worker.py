@@ -1,7 +1,8 @@
-"""Trains cases for test_ranks.py: `rank_worker.py FOLDER CASES`, with the ranks of a case forked.
+"""Trains cases for test_ranks.py: `rank_worker.py FOLDER CASES`, with forked ranks.
 
-A case trains on parts of the same joint batches, whatever its ranks are, and leaves its joint loss
-curve, its last and its averaged weights. It may start from the checkpoint of another.
+Cases of as many ranks that follow each other are trained by the same processes, in turn. A case
+trains on parts of the same joint batches, whatever its ranks are, and leaves its joint loss curve,
+its last and its averaged weights. It may start from the checkpoint of another.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass, fields, replace
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -104,12 +107,19 @@ def train(case: Case, folder: Path, rank: int) -> None:
         save_file(found, folder / f"{case.name}.safetensors")
 
 
+def train_all(cases: tuple[Case, ...], folder: Path, rank: int) -> None:
+    for case in cases:
+        train(case, folder, rank)
+
+
 def main(folder: Path, cases: list[Case]) -> None:
     load_libraries()
     statuses = {}
-    for case in cases:
-        work = lambda rank, case=case: train(case, folder, rank)  # noqa: E731
-        statuses[case.name] = forked_ranks(case.ranks, folder / "meeting", work)
+    for ranks, group in groupby(cases, key=lambda case: case.ranks):
+        in_turn = tuple(group)
+        names = ", ".join(case.name for case in in_turn)
+        work = partial(train_all, in_turn, folder)
+        statuses[names] = forked_ranks(ranks, folder / "meeting", work)
     print(json.dumps(statuses))
 
 

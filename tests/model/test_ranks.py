@@ -17,6 +17,7 @@ from model.config import ConfigError
 from model.embedding import DenseInputs
 from model.layout import Layout
 from model.parallel import Engine, EngineConfig, refuse_keyed
+from model.tables import _kept
 
 WORKER = Path(__file__).with_name("rank_worker.py")
 ONE = [{"name": f"one-{o}", "ranks": 1, "optimizer": o} for o in ("sgd", "adaptive")]
@@ -79,9 +80,9 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
     two, one = "2-zero1-row-adaptive", "one-adaptive"
     cases += [
         {"name": "two-on", "ranks": 2, "zero_stage": 1, "sharding": "row", "resume_from": two},
+        {"name": "one-to-two", "ranks": 2, "zero_stage": 3, "resume_from": one},
         {"name": "two-to-one", "ranks": 1, "resume_from": two},
         {"name": "one-on", "ranks": 1, "resume_from": one},
-        {"name": "one-to-two", "ranks": 2, "zero_stage": 3, "resume_from": one},
     ]
     cases = [{**(resumed if "resume_from" in case else {}), **case} for case in cases]
     return trained(tmp_path_factory.mktemp("ranks"), cases)
@@ -163,6 +164,11 @@ def test_more_ranks_than_processes_are_refused():
 def test_degrees_that_do_not_fit_are_refused(ranks, stage, layout, message):
     with pytest.raises(ConfigError, match=message):
         Layout(**layout).check(ranks, stage)
+
+
+def test_tables_too_narrow_for_blocks_of_columns_are_refused():
+    with pytest.raises(ConfigError, match=r"must be a multiple of 4 x 2 ranks .*, got 12"):
+        _kept(torch.zeros(5, 12), "column", 2)
 
 
 def test_degrees_that_follow_from_the_ranks_may_be_named():

@@ -30,7 +30,7 @@ from pipeline.run.paths import Run
 
 TWO = {"train.ranks": 2, "train.zero_stage": 1, "train.layout.sharding": "row"}
 PLAIN = {"window.calibration_hours": 0}
-KILLS = [(1, 2), (0, 9)]  # (rank, step)
+KILLS = [(1, 6)]  # (rank, step)
 
 
 class JointLoader:
@@ -101,11 +101,8 @@ def main(home: Path, kills: list[tuple[int, int]]) -> None:
     meeting = home / "meeting"
     statuses["two"] = forked_ranks(2, meeting, lambda _: filled(two, home / "two"))
     statuses["joint"] = [forked(lambda: joint(one, home / "joint"))]
-    whole = home / "whole"
-    statuses["whole"] = forked_ranks(2, meeting, lambda _: filled(calibrated, whole))
     for of_rank, step in kills:
         name, again = f"killed {of_rank} {step}", home / f"again_{of_rank}_{step}"
-        shutil.rmtree(calibrated.inside("checkpoints"))
         statuses[name] = forked_ranks(
             2, meeting, lambda rank, a=again, k=(of_rank, step): killed(calibrated, a, rank, *k)
         )
@@ -113,7 +110,7 @@ def main(home: Path, kills: list[tuple[int, int]]) -> None:
         statuses[f"again {of_rank} {step}"] = forked_ranks(
             2, meeting, lambda _, a=again: filled(calibrated, a)
         )
-    shutil.rmtree(calibrated.inside("checkpoints"))
+        shutil.rmtree(calibrated.inside("checkpoints"))
     write_json(home / "result.json", {"statuses": statuses, "run": str(calibrated.folder)})
 
 

@@ -52,6 +52,12 @@ def test_names_follow_what_they_name() -> None:
         ({"day": DAY}, ("day", "own parameter")),
         ({"window.student_days": 99}, ("window.student_days", "99")),
         ({"mix.reference_surface": "tv"}, ("mix.reference_surface", "tv", "feed")),
+        ({"train.ranks": 3}, ("train.ranks", "3", "raise window.num_buckets")),
+        ({"train.zero_stage": 1}, ("train.zero_stage", "0 on one rank")),
+        (
+            {"train.ranks": 2, "train.layout.dense_replica": 1, "train.layout.expert": 2},
+            ("train.layout.dense_replica", "expert ranks are not built yet"),
+        ),
     ],
 )
 def test_a_wrong_override_names_field_value_and_remedy(
