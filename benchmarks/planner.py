@@ -71,10 +71,8 @@ def predicted(
 def constants(topology: Topology) -> str:
     """What a topology file of this machine would say."""
     device, host = topology.device, topology.host
-    return (
-        f"{host.devices} ranks: peak {1e3 * device.tflops.float32:.3g} GFLOP/s, copy "
-        f"{device.memory_gb_per_s:.3g} GB/s, link {host.gb_per_s:.3g} GB/s, {host.latency_us:.3g} us"
-    )
+    own = f"{1e3 * device.tflops.float32:.3g} GFLOP/s, copy {device.memory_gb_per_s:.3g} GB/s"
+    return f"{host.devices} ranks: {own}, link {host.gb_per_s:.3g} GB/s, {host.latency_us:.3g} us"
 
 
 def plan_of(world: int) -> Plan:
