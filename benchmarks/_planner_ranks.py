@@ -40,7 +40,7 @@ from pipeline.run.process import prepare
 from pipeline.run.ranks import answered
 
 DAY = "2026-11-29"
-PRODUCT, COPY, SUM = 512, 8 << 20, 2 << 20  # a square matrix, and elements
+PRODUCT, COPY, SUM = 512, 8 << 20, 8 << 20  # a square matrix; elements, beyond any cache
 TINY_ROWS = 2
 MICRO_SHARES = (0.25, 1.5)  # of a step's rows: neither is the step's own number
 WARM = 1  # turns that do not count
