@@ -30,7 +30,9 @@ STDLIB_ONLY = (
     "model/config.py",
     "model/flops.py",
     "model/flops_layers.py",
+    "model/footprint.py",
     "model/layout.py",
+    "model/shape.py",
     "model/sizes.py",
     "pipeline/run/",
 )

@@ -13,7 +13,7 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -52,19 +52,36 @@ log = logging.getLogger(__name__)
 
 def pretrain(run: Run, unit: str) -> Manifest:
     """Train the foundation model; publish model/, epoch/ (when opened), metrics and summary."""
-    config = run.config
-    inputs = {"mix": need_manifest(run.output("mix")).fingerprint}
-    if config.parent and config.warm_start:
-        inputs["parent"] = config.parent.fingerprint
-    settings = [config.model, config.train, config.features, config.objectives, config.surfaces]
-    settings += [config.window, config.transfer.refresh_days, config.warm_start, config.parent]
+    return pretrain_by(run, lambda folder, config_hash: _build(run, folder, config_hash))
+
+
+def pretrain_by(run: Run, trained: Callable[[Path, str], Outcome]) -> Manifest:
+    """The stage, by what trains and fills a folder: this process, ranks, or ranks of many hosts."""
+    inputs, settings = asked(run)
     return produce(
         run.output("pretrain"),
         stage="pretrain",
         inputs=inputs,
         settings=settings,
-        build=lambda folder: _build(run, folder, digest([inputs, settings])),
+        build=lambda folder: trained(folder, digest([inputs, settings])),
     )
+
+
+def asked(run: Run) -> tuple[dict[str, str], list[object]]:
+    """What the stage's output depends on: fingerprints of its inputs, and its settings."""
+    config = run.config
+    inputs = {"mix": need_manifest(run.output("mix")).fingerprint}
+    if config.parent and config.warm_start:
+        inputs["parent"] = config.parent.fingerprint
+    settings: list[object] = [
+        config.model,
+        config.train,
+        config.features,
+        config.objectives,
+        config.surfaces,
+    ]
+    settings += [config.window, config.transfer.refresh_days, config.warm_start, config.parent]
+    return inputs, settings
 
 
 def _build(run: Run, folder: Path, config_hash: str) -> Outcome:

@@ -11,14 +11,13 @@ from model_world import NUM_SURFACES, OBJECTIVES
 from model.config import Arch, ConfigError, ModelConfig
 from model.flops import flops_by_part
 from model.foundation import DenseArch, FoundationModel
+from model.shape import reference_features, reference_shape
 from model.sizes import SIZES, model_config
 from model.snapshot import num_parameters
 from model.summary import (
     activation_bytes,
     main,
     parts_of,
-    reference_features,
-    reference_shape,
     text,
 )
 from pipeline.run.codec import to_dict
