@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from pipeline.loopfm.sequence import OwnerIndex, index_by_owner
-from pipeline.solaris.serving import Served, UserMeans, decayed_means, serve
+from pipeline.solaris.serving import Means, Served, decayed_means, no_means, serve
 from pipeline.solaris.store import RECENT, Generation, Int64s, Vectors
 
 NEVER_US = np.iinfo(np.int64).max // 4
@@ -39,7 +39,8 @@ class VectorHistory:
             found_B=found_R,
             age_us_B=ts_us_R - self._at(self._v.written_at_N, exact_R),
             z_Bd=self._at(self._v.z_Nd, exact_R),
-            fallback=UserMeans(
+            near=no_means(len(user_R), self._v.z_Nd.shape[1]),
+            user=Means(
                 found_B=means.found_B[owner_R],
                 age_s_B=means.age_s_B[owner_R],
                 z_Bd=means.z_Bd[owner_R],
@@ -55,7 +56,7 @@ class VectorHistory:
         living_R = ts_us_R < self._at(self._v.written_at_N, vector_R) + self._ttl_us
         return np.where(known_R & living_R, vector_R, NONE)
 
-    def _user_means(self, user_R: Int64s, ts_us_R: Int64s) -> UserMeans:
+    def _user_means(self, user_R: Int64s, ts_us_R: Int64s) -> Means:
         slots_RS = self._recent(user_R, ts_us_R)
         return decayed_means(
             found_BS=slots_RS != NONE,

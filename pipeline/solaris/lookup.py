@@ -17,7 +17,7 @@ import numpy as np
 from pipeline.run.errors import ConfigError, DataError
 from pipeline.run.paths import confined, open_run
 from pipeline.solaris.lmdb_store import open_store
-from pipeline.solaris.serving import SOURCES, Served, decayed_means, serve
+from pipeline.solaris.serving import SOURCES, Served, decayed_means, no_means, serve
 from pipeline.solaris.store import Generation, Int64s, VectorStore
 
 
@@ -37,7 +37,8 @@ def lookup(store: VectorStore, user_B: Int64s, ad_B: Int64s, now_us: int) -> Ser
         found_B=exact.found_B,
         age_us_B=now_us - exact.written_at_B,
         z_Bd=exact.z_Bd,
-        fallback=means,
+        near=no_means(len(user_B), generation.width),
+        user=means,
     )
 
 
@@ -62,13 +63,18 @@ def main(argv: list[str]) -> int:
         "ad": arguments.ad,
         "at": _iso(now_us),
         "source": SOURCES[int(served.source_B[0])],
-        "age_s": round(float(served.age_s_B[0]), 3),
-        "vector": [round(float(x), 6) for x in served.z_Bd[0]],
+        "pair": _field(SOURCES[int(served.pair_B[0])], served.age_s_B[0], served.z_Bd[0]),
+        "user_mean": _field(bool(served.user_B[0]), served.user_age_s_B[0], served.user_z_Bd[0]),
         "epoch": generation.epoch,
         "day": generation.day,
     }
     print(json.dumps(answer), file=sys.stdout)
     return 0
+
+
+def _field(found: str | bool, age_s: np.float32, z_d: np.ndarray) -> dict[str, object]:
+    vector = [round(float(x), 6) for x in z_d]
+    return {"found": found, "age_s": round(float(age_s), 3), "vector": vector}
 
 
 def _store_folder(arguments: argparse.Namespace) -> Path:
