@@ -30,12 +30,12 @@ from pipeline.run.manifest import need_manifest, write_json
 from pipeline.run.paths import Run, open_run
 from pipeline.run.window import DAY_US, HOUR_US, window_of
 from pipeline.solaris.history import VectorHistory
-from pipeline.solaris.lmdb_store import open_store
 from pipeline.solaris.lookup import lookup, main
 from pipeline.solaris.precompute import precompute
 from pipeline.solaris.publish import generation_of, publish
 from pipeline.solaris.replay import _written, replay
 from pipeline.solaris.serving import Served
+from pipeline.solaris.stores import open_store
 from pipeline.solaris.vectors import shard_names
 
 SURFACE = "feed"

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from pipeline.run.errors import ContractError
 from pipeline.solaris.history import VectorHistory
-from pipeline.solaris.lmdb_store import open_store
 from pipeline.solaris.lookup import lookup
 from pipeline.solaris.replay import require_coverage, shares
 from pipeline.solaris.serving import EXACT, NONE, USER, Served
 from pipeline.solaris.store import Generation, Vectors
+from pipeline.solaris.stores import open_store
 
 WIDTH, TTL, DELAY = 3, 20, 2
 

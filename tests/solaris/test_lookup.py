@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_lmdb_store import AS_OF, HOUR, generation, vectors
+from store_world import AS_OF, HOUR, generation, vectors
 
 from pipeline.run.errors import ConfigError
-from pipeline.solaris.lmdb_store import open_store
 from pipeline.solaris.lookup import lookup, main
 from pipeline.solaris.serving import EXACT, NONE, USER
+from pipeline.solaris.stores import open_store
 
 
 @pytest.fixture
