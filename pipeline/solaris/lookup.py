@@ -1,29 +1,21 @@
-"""Read the store: `python -m pipeline lookup (--run DIR | --home DIR) --user U --ad A`.
+"""The read path: what a store serves for the pairs of a request, all of one moment.
 
-`lookup` is the library call behind it, for one request's pairs at once (a serving process calls it
-through `degraded.Lookups`, which never raises). The pair's field: the exact vector, else the mean
-of the neighbours' vectors of the same ad, else none; the user's field: the mean of its recent
-ones. Suffixes: B lookups, U users, A ads asked for, E stored vectors, C chosen ones, S missing
-(user, ad), Q users that miss some, K their neighbours, V other users, H hits, d code width.
+The pair's field: the exact vector, else the mean of the neighbours' vectors of the same ad, else
+none; the user's field: the mean of its recent ones. A serving process calls this through
+`degraded.Lookups`, which never raises. Suffixes: B lookups, U users, A ads asked for, E stored
+vectors, C chosen ones, S missing (user, ad), Q users that miss some, K their neighbours, V other
+users, H hits, d code width.
 """
 
 from __future__ import annotations
 
-import argparse
-import datetime as dt
-import json
-import sys
-from pathlib import Path
-
 import numpy as np
 
-from pipeline.run.errors import ConfigError, DataError
-from pipeline.run.paths import confined, open_run
+from pipeline.run.errors import DataError
 from pipeline.solaris.neighbours import near_means
 from pipeline.solaris.records import Rows, nearest_of, rows_of, user_means
-from pipeline.solaris.serving import SOURCES, Means, Served, no_means, serve
+from pipeline.solaris.serving import Means, Served, no_means, serve
 from pipeline.solaris.store import NEAREST, VECTORS, Current, Generation, Int64s, Reading
-from pipeline.solaris.stores import open_store
 from pipeline.solaris.vector_store import VectorStore
 
 
@@ -133,73 +125,3 @@ def need_generation(current: Current | None) -> Generation:
     if current is None:
         raise DataError("the store is empty; run the publish stage first")
     return current.generation
-
-
-def main(argv: list[str]) -> int:
-    """Print what the store serves for one pair, as JSON; exit code 0, also for source none."""
-    arguments = _parser().parse_args(argv)
-    with open_store(_store_folder(arguments)) as store:
-        generation = need_generation(store.current())
-        now_us = _time_us(arguments.at) if arguments.at else generation.as_of_us
-        user_B, ad_B = np.array([arguments.user]), np.array([arguments.ad])
-        served = lookup(store, user_B, ad_B, now_us)
-    answer = {
-        "user": arguments.user,
-        "ad": arguments.ad,
-        "at": _iso(now_us),
-        "source": SOURCES[int(served.source_B[0])],
-        "pair": _field(SOURCES[int(served.pair_B[0])], served.age_s_B[0], served.z_Bd[0]),
-        "user_mean": _field(bool(served.user_B[0]), served.user_age_s_B[0], served.user_z_Bd[0]),
-        "epoch": generation.epoch,
-        "day": generation.day,
-    }
-    print(json.dumps(answer), file=sys.stdout)
-    return 0
-
-
-def _field(found: str | bool, age_s: np.float32, z_d: np.ndarray) -> dict[str, object]:
-    vector = [round(float(x), 6) for x in z_d]
-    return {"found": found, "age_s": round(float(age_s), 3), "vector": vector}
-
-
-def _store_folder(arguments: argparse.Namespace) -> Path:
-    if arguments.run:
-        return open_run(arguments.run).store()
-    root = Path(arguments.home).resolve() / "store"
-    if arguments.lineage:
-        return confined(root, arguments.lineage)
-    lineages = sorted(p.name for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
-    if not lineages:
-        raise ConfigError(f"--home {arguments.home} holds no Solaris store; publish one first")
-    if len(lineages) > 1:
-        raise ConfigError(
-            f"--home {arguments.home} holds the stores {lineages}; name one by --lineage"
-        )
-    return root / lineages[0]
-
-
-def _time_us(text: str) -> int:
-    try:
-        when = dt.datetime.fromisoformat(text)
-    except ValueError:
-        raise ConfigError(
-            f"--at must be a time like 2026-11-29T18:00:00, got {text!r}; fix it"
-        ) from None
-    when = when if when.tzinfo else when.replace(tzinfo=dt.UTC)
-    return (when - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
-
-
-def _iso(ts_us: int) -> str:
-    return (dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=ts_us)).isoformat()
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m pipeline lookup", description=__doc__)
-    place = parser.add_mutually_exclusive_group(required=True)
-    place.add_argument("--run", help="a run folder: the store of its lineage")
-    place.add_argument("--home", help="a home folder: its store, when it has one")
-    parser.add_argument("--lineage", default="", help="which store of --home")
-    parser.add_argument("--user", type=int, required=True, help="user_id")
-    parser.add_argument("--ad", type=int, required=True, help="ad_id")
-    parser.add_argument("--at", default="", help="UTC time; default: the end of the stored day")
-    return parser

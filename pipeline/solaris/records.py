@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Final
 from zlib import crc32
 
@@ -30,15 +30,11 @@ class Rows:
     begins_U: Int64s  # where a user's vectors begin; as the next one's where there are none
     rows_E: npt.NDArray[np.void]
 
-    @property
-    def counts_U(self) -> Int64s:
-        """How many vectors each user has."""
-        return np.diff(self.begins_U, append=len(self.rows_E))
-
-    @property
+    @cached_property
     def owner_E(self) -> Int64s:
         """The place of each vector's user."""
-        return np.repeat(np.arange(len(self.begins_U)), self.counts_U)
+        count_U = np.diff(self.begins_U, append=len(self.rows_E))
+        return np.repeat(np.arange(len(self.begins_U)), count_U)
 
     def vectors(self, user_U: Int64s) -> Vectors:
         """The same as columns."""
@@ -146,7 +142,7 @@ def _sealed(body: bytes) -> bytes:
 def _opened(record: bytes, size: int) -> bytes:
     """The rest of a record whose checksum is right and whose length is a multiple of `size`."""
     body = record[HEAD_BYTES:]
-    if len(body) % size or crc32(body) != int.from_bytes(record[:HEAD_BYTES], "little"):
+    if not body or len(body) % size or crc32(body) != int.from_bytes(record[:HEAD_BYTES], "little"):
         raise CorruptError(
             f"a record of {len(record)} bytes of the store is damaged; publish again, "
             "or see `python -m pipeline store verify`"

@@ -33,6 +33,7 @@ from pipeline.solaris.store import (
     Reading,
     StoreError,
     current_of,
+    text_of,
 )
 
 T = TypeVar("T")
@@ -220,9 +221,8 @@ class RedisWriting:
     def switch(self, current: Current) -> None:
         """Make a generation the one in use; `RetryError` when another writer has the lock."""
         with self._shelf.told():
-            self._owned(
-                self._switch([self._lock.name, self._shelf.current_key], self._args(current))
-            )
+            keys = [self._lock.name, self._shelf.current_key]
+            self._owned(self._switch(keys, [self._token(), text_of(current)]))
 
     def delete(self, number: int, kind: Kind, user_U: Int64s) -> None:
         """Delete records of a generation."""

@@ -101,3 +101,15 @@ def no_means(count: int, width: int) -> Means:
         age_s_B=np.zeros(count, dtype=np.float32),
         z_Bd=np.zeros((count, width), dtype=np.float32),
     )
+
+
+def no_lookups(count: int, width: int) -> Served:
+    """`count` lookups that got nothing at all."""
+    nothing = no_means(count, width)
+    return serve(
+        found_B=nothing.found_B,
+        age_us_B=np.zeros(count, dtype=np.int64),
+        z_Bd=nothing.z_Bd,
+        near=nothing,
+        user=nothing,
+    )

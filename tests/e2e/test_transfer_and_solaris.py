@@ -30,7 +30,8 @@ from pipeline.run.manifest import need_manifest, write_json
 from pipeline.run.paths import Run, open_run
 from pipeline.run.window import DAY_US, HOUR_US, window_of
 from pipeline.solaris.history import VectorHistory
-from pipeline.solaris.lookup import lookup, main
+from pipeline.solaris.lookup import lookup
+from pipeline.solaris.lookup_command import main
 from pipeline.solaris.precompute import precompute
 from pipeline.solaris.publish import generation_of, publish
 from pipeline.solaris.replay import _written, replay

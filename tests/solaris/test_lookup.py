@@ -8,7 +8,8 @@ import pytest
 from store_world import AS_OF, HOUR, generation, vectors
 
 from pipeline.run.errors import ConfigError
-from pipeline.solaris.lookup import lookup, main
+from pipeline.solaris.lookup import lookup
+from pipeline.solaris.lookup_command import main
 from pipeline.solaris.serving import EXACT, NONE, USER
 from pipeline.solaris.stores import open_store
 
