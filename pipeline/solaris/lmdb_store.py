@@ -8,6 +8,7 @@ has a number that `current` never named, and the next writer removes it.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -62,6 +63,8 @@ class LmdbShelf:
         self._env = environment
         self._folder = folder
         self._file = folder / "lmdb" / "data.mdb"
+        self._path = str(self._file)
+        self._page_size = environment.stat()["psize"]
         self._wait_s = wait_s
 
     def read(self, ask: Callable[[Reading], T]) -> T:
@@ -153,7 +156,7 @@ class LmdbShelf:
                 file.truncate(self._page_bytes())
 
     def _page_bytes(self) -> int:
-        return (self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"]
+        return (self._env.info()["last_pgno"] + 1) * self._page_size
 
     def _read(self, read: Callable[[lmdb.Transaction], T]) -> T:
         for _ in range(READ_TRIES):
@@ -176,13 +179,12 @@ class LmdbShelf:
     def _need_whole_file(self) -> None:
         # Reading a mapped page beyond the end of the file would kill the process.
         try:
-            size = self.used_bytes()
+            size = os.stat(self._path).st_size
         except FileNotFoundError:
             raise StoreError("down", f"{self._file} was deleted; publish again") from None
-        if size < self._page_bytes():
+        if size < (wanted := self._page_bytes()):
             raise CorruptError(
-                f"{self._file} is cut off at {size} of {self._page_bytes()} bytes; "
-                "delete it and publish again"
+                f"{self._file} is cut off at {size} of {wanted} bytes; delete it and publish again"
             )
 
     def _chunks(self, prefix: bytes) -> Iterator[list[tuple[bytes, bytes]]]:

@@ -8,11 +8,11 @@ ours. Suffixes: U users, K neighbours, H hits, B lookups, d code width.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 import numpy.typing as npt
-from usearch.index import Index
+from usearch.index import BatchMatches, Index
 
 from pipeline.loopfm.compress import unpack
 from pipeline.solaris.serving import Means, no_means
@@ -95,7 +95,7 @@ def _searched(unit_Pd: Float32s, count: int) -> Iterator[tuple[Int64s, Int64s]]:
     for rows_C in chunks:
         index.add(rows_C, unit_Pd[rows_C], threads=1)
     for rows_C in chunks:  # never one row alone, whose answer would have another shape
-        found = index.search(unit_Pd[rows_C], count, threads=1)
+        found = cast(BatchMatches, index.search(unit_Pd[rows_C], count, threads=1))
         missing_CK = np.arange(count) >= np.reshape(found.counts, (-1, 1))
         yield rows_C, np.where(missing_CK, NOBODY, found.keys.astype(np.int64))
 

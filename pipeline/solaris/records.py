@@ -36,14 +36,30 @@ class Rows:
         count_U = np.diff(self.begins_U, append=len(self.rows_E))
         return np.repeat(np.arange(len(self.begins_U)), count_U)
 
+    @cached_property
+    def ad_E(self) -> Int64s:
+        """Their ads."""
+        return self.rows_E["ad"].astype(np.int64)
+
+    @cached_property
+    def written_at_E(self) -> Int64s:
+        """When they were written, in microseconds."""
+        return self.rows_E["written_at"].astype(np.int64)
+
+    @property
+    def z_Ed(self) -> npt.NDArray[np.generic]:
+        """Their codes, as stored."""
+        codes: npt.NDArray[np.generic] = self.rows_E["z"]
+        return codes
+
     def vectors(self, user_U: Int64s) -> Vectors:
         """The same as columns."""
         return Vectors(
             user_N=user_U[self.owner_E],
-            ad_N=self.rows_E["ad"].astype(np.int64),
-            written_at_N=self.rows_E["written_at"].astype(np.int64),
+            ad_N=self.ad_E,
+            written_at_N=self.written_at_E,
             score_N=self.rows_E["score"].astype(np.float32),
-            z_Nd=self.rows_E["z"],
+            z_Nd=self.z_Ed,
         )
 
 
@@ -82,23 +98,32 @@ def rows_of(records: list[bytes | None], generation: Generation) -> Rows:
 
 def user_means(rows: Rows, generation: Generation, now_us: int) -> Means:
     """Decayed means (U) of users' `RECENT` newest vectors that serve at a time."""
-    written_at_E = rows.rows_E["written_at"].astype(np.int64)
-    living_E = np.flatnonzero(generation.alive(written_at_E, now_us))
-    owner_L = rows.owner_E[living_E]
-    order = np.lexsort((rows.rows_E["ad"][living_E], -written_at_E[living_E], owner_L))
+    age_us_E = now_us - rows.written_at_E
+    living_L = np.flatnonzero(generation.alive(rows.written_at_E, now_us))
+    if len(rows.begins_U) == 1:  # a request: no need to tell users apart
+        newest_S = living_L[age_us_E[living_L].argsort(kind="stable")[:RECENT]]
+        return decayed_means(
+            found_BS=np.ones((1, len(newest_S)), dtype=bool),
+            age_us_BS=age_us_E[newest_S][None],
+            z_BSd=rows.z_Ed[newest_S][None],
+            ttl_us=generation.ttl_us,
+        )
+    owner_L = rows.owner_E[living_L]
+    # newest first, equal ones by ad, which is the order they lie in
+    order = np.lexsort((age_us_E[living_L], owner_L))
+    living_L, owner_L = living_L[order], owner_L[order]
     count_U = np.bincount(owner_L, minlength=len(rows.begins_U))
-    owner_L = owner_L[order]
-    place_L = np.arange(len(order)) - (np.cumsum(count_U) - count_U)[owner_L]
-    slots_US = np.full((len(count_U), RECENT), -1)
+    place_L = np.arange(len(order)) - (count_U.cumsum() - count_U)[owner_L]
     short_L = place_L < RECENT
-    slots_US[owner_L[short_L], place_L[short_L]] = living_E[order[short_L]]
-    if not len(order):
-        z_USd = np.zeros((*slots_US.shape, generation.width), dtype=rows.rows_E["z"].dtype)
-        age_us_US = np.zeros(slots_US.shape, dtype=np.int64)
-    else:
-        z_USd, age_us_US = rows.rows_E["z"][slots_US], now_us - written_at_E[slots_US]
+    at = owner_L[short_L], place_L[short_L]
+    found_US = np.zeros((len(count_U), RECENT), dtype=bool)
+    age_us_US = np.zeros(found_US.shape, dtype=np.int64)
+    z_USd = np.zeros((*found_US.shape, generation.width), dtype=rows.z_Ed.dtype)
+    found_US[at] = True
+    age_us_US[at] = age_us_E[living_L[short_L]]
+    z_USd[at] = rows.z_Ed[living_L[short_L]]
     return decayed_means(
-        found_BS=slots_US >= 0, age_us_BS=age_us_US, z_BSd=z_USd, ttl_us=generation.ttl_us
+        found_BS=found_US, age_us_BS=age_us_US, z_BSd=z_USd, ttl_us=generation.ttl_us
     )
 
 

@@ -199,9 +199,9 @@ class RedisWriting:
         So a day of long ago, which is served at its own times, does not vanish at once.
         """
         with self._shelf.told():
-            seconds, micros = cast(tuple[int, int], self._client.time())
+            seconds, micros = self._client.time()
             self._later_us = max(0, seconds * 1_000_000 + micros - as_of_us)
-            return int(cast(int, self._client.incr(f"{self._prefix()}last")))
+            return int(self._client.incr(f"{self._prefix()}last"))
 
     def put(
         self, number: int, kind: Kind, user_U: Int64s, records: list[bytes], end_us_U: Int64s | None

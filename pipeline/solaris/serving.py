@@ -80,14 +80,11 @@ def serve(
     user: Means,
 ) -> Served:
     """The exact vector where `found_B`, else the neighbours' mean; the user's mean beside it."""
-    spare_B = ~found_B & near.found_B
-    spare_Bd = np.where(spare_B[:, None], near.z_Bd, 0.0)
-    pair_B = np.where(found_B, EXACT, np.where(spare_B, NEIGHBOURS, NONE)).astype(np.int8)
-    age_s_B = np.where(found_B, age_us_B / 1e6, np.where(spare_B, near.age_s_B, 0.0))
-    return Served(
-        pair_B=pair_B,
-        age_s_B=age_s_B.astype(np.float32),
-        z_Bd=np.where(found_B[:, None], unpack(z_Bd), spare_Bd).astype(np.float32),
+    spare_B = np.where(near.found_B, NEIGHBOURS, NONE)
+    return Served(  # a mean that was not found is zero, and so is its age
+        pair_B=np.where(found_B, EXACT, spare_B).astype(np.int8),
+        age_s_B=np.where(found_B, age_us_B / 1e6, near.age_s_B).astype(np.float32),
+        z_Bd=np.where(found_B[:, None], unpack(z_Bd), near.z_Bd),
         user_B=user.found_B,
         user_age_s_B=user.age_s_B,
         user_z_Bd=user.z_Bd,

@@ -142,7 +142,7 @@ def _by_users(vectors: Vectors) -> Iterator[Vectors]:
     begins_U = np.flatnonzero(np.diff(vectors.user_N, prepend=vectors.user_N[:1] - 1))
     cuts = [*begins_U[::USERS_AT_ONCE], len(vectors)]
     for begin, end in itertools.pairwise(cuts):
-        yield vectors.take(slice(begin, end))
+        yield vectors.take(np.arange(begin, end))
 
 
 def _compact(
@@ -152,7 +152,7 @@ def _compact(
     generation = current.generation
     user_U = np.array([user for user, _ in chunk], dtype=np.int64)
     rows = rows_of([record for _, record in chunk], generation)
-    living_E = rows.rows_E["written_at"] + generation.ttl_us > now_us
+    living_E = rows.written_at_E + generation.ttl_us > now_us
     if living_E.all():
         return 0
     gone_U = np.setdiff1d(user_U, user_U[rows.owner_E[living_E]])
