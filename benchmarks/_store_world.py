@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -15,8 +16,8 @@ from pipeline.run.window import HOUR_US
 from pipeline.solaris.lookup import exact, lookup
 from pipeline.solaris.neighbours import nearest_users
 from pipeline.solaris.records import layout_of, rows_of
-from pipeline.solaris.serving import EXACT, NEIGHBOURS
-from pipeline.solaris.store import VECTORS, Generation, Int64s, Vectors
+from pipeline.solaris.serving import EXACT, NEIGHBOURS, Served
+from pipeline.solaris.store import VECTORS, Generation, Int64s, Reading, Vectors
 from pipeline.solaris.stores import Place, open_store
 from pipeline.solaris.vector_store import VectorStore
 
@@ -117,8 +118,8 @@ def latencies(folder: str, requests: int) -> dict[str, float]:
     """
     with open_store(Path(folder)) as store:
         asks = _asks(store, requests, exact=2 * CANDIDATES // 5)
-        served = [lookup(store, user, ad, AS_OF).pair_B for user, ad in asks]  # and warm
-        busy_ms, wall_ms = _times(lambda ask: lookup(store, *ask, AS_OF), asks)
+        served = [_whole(store, ask).pair_B for ask in asks]  # and warm
+        busy_ms, wall_ms = _times(lambda ask: _whole(store, ask), asks)
     pairs = np.concatenate(served)
     return {
         "p50_ms": float(np.median(busy_ms)),
@@ -141,7 +142,7 @@ def race_lmdb(folder: str, requests: int, rounds: int) -> dict[str, float]:
             for _ in range(rounds):
                 raw_rate = _rate(lambda some: _getmulti(raw, some), wanted)
                 ours = _rate(lambda ask: _vectors(store, ask), asks)
-                whole = _rate(lambda ask: lookup(store, *ask, AS_OF), asks)
+                whole = _rate(lambda ask: _whole(store, ask), asks)
                 rates.append((ours / raw_rate, whole / raw_rate, ours, whole, raw_rate))
     names = ("lookup_vs_lmdb", "with_user_vs_lmdb", "exact_per_s", "with_user_per_s")
     medians = np.median(np.array(rates), axis=0).tolist()
@@ -158,7 +159,7 @@ def serve_redis(url: str, requests: int, rounds: int, users: int) -> dict[str, f
         found = []
         for _ in range(rounds):
             _, wall_ms = _times(lambda ask: _vectors(store, ask), asks)
-            _, whole_ms = _times(lambda ask: lookup(store, *ask, AS_OF), asks)
+            _, whole_ms = _times(lambda ask: _whole(store, ask), asks)
             p99_ms = float(np.quantile(whole_ms, 0.99))
             found.append((1e3 / wall_ms.mean(), 1e3 / whole_ms.mean(), p99_ms))
     exact_rate, whole_rate, p99_ms = np.median(np.array(found), axis=0).tolist()
@@ -179,8 +180,7 @@ def _asks(store: VectorStore, requests: int, exact: int) -> list[tuple[Int64s, I
     users = np.array([u for c in store.shelf.scan(current.number, VECTORS) for u, _ in c])
     asks = []
     for user in rng.choice(users, requests):
-        one = np.array([user])
-        records = store.shelf.read(lambda reading, one=one: reading.get(VECTORS, one))
+        records = store.shelf.read(partial(_records, user))
         own = rows_of(records, current.generation).rows_E["ad"].astype(np.int64)
         some = rng.permutation(own)[:exact]
         rest = (ADS * rng.random(CANDIDATES - len(some)) ** 2).astype(np.int64)
@@ -222,6 +222,15 @@ def _vectors(store: VectorStore, ask: tuple[Int64s, Int64s]) -> np.ndarray:
     if not own.found_B.all():
         raise ValueError("an exact lookup found nothing")
     return own.of(own.rows.z_Ed)
+
+
+def _whole(store: VectorStore, ask: tuple[Int64s, Int64s]) -> Served:
+    user_B, ad_B = ask
+    return lookup(store, user_B, ad_B, AS_OF)
+
+
+def _records(user: int, reading: Reading) -> list[bytes | None]:
+    return reading.get(VECTORS, np.array([user]))
 
 
 def _rate(call: Callable[..., object], asks: list) -> float:

@@ -66,9 +66,8 @@ def race_server(folder: Path, quick: bool) -> dict[str, float]:
     rows = []
     with server(folder) as port:
         for _ in range(3 if quick else 7):
-            arguments = {"requests": 300, "rounds": 3, "users": 300}
             url = f"redis://127.0.0.1:{port}/0"
-            found = child(f"{WORLD}:serve_redis", url=url, **arguments).value
+            found = child(f"{WORLD}:serve_redis", url=url, requests=300, rounds=3, users=300).value
             theirs = gets_per_s(port, int(found["value_bytes"]), quick)
             rows.append((found["lookups_per_s"], found["with_user_per_s"], theirs, found["p99_ms"]))
     ratio = statistics.median(row[0] / row[2] for row in rows)

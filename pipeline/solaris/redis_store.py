@@ -175,7 +175,9 @@ class RedisShelf:
             ) from None
         except redis.exceptions.ConnectionError as error:
             kind: FaultKind = "full" if "max number of clients" in str(error) else "down"
-            raise StoreError(kind, f"store {self._name} cannot be reached; start it") from None
+            raise StoreError(
+                kind, f"store {self._name} cannot be reached: {error}; start it"
+            ) from None
         except redis.exceptions.ResponseError as error:
             if str(error).startswith(("MISCONF", "READONLY", "NOAUTH", "NOPERM")):
                 raise StoreError("down", f"store {self._name} refuses: {error}") from None

@@ -13,10 +13,10 @@ import pytest
 from redis_server import Server
 from store_world import AS_OF, WIDTH, generation, vectors
 
-from pipeline.solaris import degraded
+from pipeline.solaris import degraded, redis_store
 from pipeline.solaris.degraded import Lookups
 from pipeline.solaris.serving import EXACT, NONE
-from pipeline.solaris.store import VECTORS
+from pipeline.solaris.store import VECTORS, StoreError
 from pipeline.solaris.stores import Place, open_store
 
 USER, AD = np.array([1, 1]), np.array([5, 6])
@@ -192,3 +192,27 @@ def test_a_wrong_password_is_never_shown(
         assert "wrong-one" not in caplog.text + repr(place)
     finally:
         server.stop()
+
+
+def test_the_password_of_the_environment(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(tmp_path, "--requirepass", "right-one")
+    monkeypatch.setenv("HEADWATER_REDIS_PASSWORD", "right-one")
+    try:
+        place = Place(url=server.url, lineage="one")
+        publish(place)
+        with Lookups(place, width=WIDTH, timeout_s=2.0, clock=clock) as lookups:
+            assert asked(lookups) == [EXACT, NONE]
+    finally:
+        server.stop()
+
+
+def test_tls_options_reach_the_connection() -> None:
+    url = "rediss://h:1/0?ssl_cert_reqs=required&ssl_ca_certs=/none.pem&ssl_check_hostname=True"
+    with redis_store.open_shelf(url, "one") as shelf:
+        pool = shelf._client.connection_pool
+        assert pool.connection_class.__name__ == "SSLConnection"
+        assert pool.connection_kwargs["ssl_ca_certs"] == "/none.pem"
+        with pytest.raises(StoreError, match="cannot be reached"):
+            shelf.read(lambda reading: reading.current)
