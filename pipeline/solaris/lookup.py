@@ -17,7 +17,7 @@ from pipeline.run.errors import DataError
 from pipeline.solaris.neighbours import near_means
 from pipeline.solaris.records import Rows, nearest_of, rows_of, user_means
 from pipeline.solaris.serving import Means, Served, no_lookups, no_means, serve
-from pipeline.solaris.store import NEAREST, VECTORS, Current, Generation, Int64s, Reading
+from pipeline.solaris.store import NEAREST, STRANGER, VECTORS, Current, Generation, Int64s, Reading
 from pipeline.solaris.vector_store import VectorStore
 
 
@@ -103,8 +103,12 @@ def _near(
     missing_B: np.ndarray,
     now_us: int,
 ) -> Means:
-    """Means over the vectors of the user's neighbours, where exact ones are missing."""
-    near = nearest_of(reading.get(NEAREST, user_U), generation.width)[2]
+    """Means over the vectors of the user's neighbours, or of strangers', where exact ones miss."""
+    record, strangers = reading.get(NEAREST, np.append(user_U, STRANGER))
+    record = record or strangers
+    if record is None:
+        return no_means(len(ad_B), generation.width)
+    _, near = nearest_of(record, generation.width)
     rows = rows_of(reading.get(VECTORS, near["user"]), generation)
     ad_A, place_M = np.unique(ad_B[missing_B], return_inverse=True)
     place_E, wanted_E = _find(ad_A, rows.ad_E)

@@ -137,27 +137,19 @@ def pack_nearest(
     near_UK = np.zeros(place_UK.shape, dtype=NEIGHBOUR)
     near_UK["user"] = user_V[place_UK]
     near_UK["cosine"] = cosine_UK
-    count_U = (place_UK != NOBODY).sum(axis=1).tolist()
-    heads = embedding_Ud.astype("<f4")
+    heads, there_UK = embedding_Ud.astype("<f4"), place_UK != NOBODY
     return [
-        _sealed(heads[i].tobytes() + near_UK[i, :count].tobytes())
-        for i, count in enumerate(count_U)
+        _sealed(head.tobytes() + near_K[there_K].tobytes())
+        for head, near_K, there_K in zip(heads, near_UK, there_UK, strict=True)
     ]
 
 
-def nearest_of(
-    records: list[bytes | None], width: int
-) -> tuple[npt.NDArray[np.float32], Int64s, npt.NDArray[np.void]]:
-    """Embeddings (U, d), how many neighbours each user has (U), and these, one after another."""
-    size = width * 4
-    bodies = [bytes(size) if r is None else _opened(r, 1) for r in records]
-    for body in bodies:
-        if len(body) < size or (len(body) - size) % NEIGHBOUR.itemsize:
-            raise CorruptError(f"a record of neighbours has {len(body)} bytes; publish again")
-    heads = np.frombuffer(b"".join([body[:size] for body in bodies]), dtype="<f4")
-    near = np.frombuffer(b"".join([body[size:] for body in bodies]), dtype=NEIGHBOUR)
-    count_U = np.array([(len(b) - size) // NEIGHBOUR.itemsize for b in bodies], dtype=np.int64)
-    return heads.reshape(-1, width), count_U, near
+def nearest_of(record: bytes, width: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.void]]:
+    """A user's embedding (d) and its neighbours; `CorruptError` when the record is damaged."""
+    body, size = _opened(record, 1), 4 * width
+    if len(body) < size or (len(body) - size) % NEIGHBOUR.itemsize:
+        raise CorruptError(f"a record of neighbours has {len(record)} bytes; publish again")
+    return np.frombuffer(body[:size], dtype="<f4"), np.frombuffer(body[size:], dtype=NEIGHBOUR)
 
 
 def _sealed(body: bytes) -> bytes:

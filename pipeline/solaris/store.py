@@ -27,6 +27,7 @@ T = TypeVar("T")
 Kind = Literal[b"u", b"n"]
 VECTORS: Final[Kind] = b"u"  # all vectors of a user
 NEAREST: Final[Kind] = b"n"  # a user's embedding and neighbours
+STRANGER: Final = -(2**63)  # the user whose neighbours are those of all without any
 RECENT: Final = 16  # vectors that make a user's mean
 LAYOUT: Final = 2  # of the records; a store of another layout is replaced, not read
 FaultKind = Literal["down", "slow", "full", "corrupt"]

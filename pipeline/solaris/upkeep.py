@@ -9,7 +9,7 @@ import numpy as np
 
 from pipeline.loopfm.compress import is_broken
 from pipeline.solaris.records import nearest_of, rows_of
-from pipeline.solaris.store import NEAREST, VECTORS, CorruptError, Generation, Int64s
+from pipeline.solaris.store import NEAREST, STRANGER, VECTORS, CorruptError, Generation, Int64s
 from pipeline.solaris.vector_store import VectorStore
 
 
@@ -28,7 +28,7 @@ def stats(store: VectorStore) -> dict[str, Any]:
         counts["record_bytes"] += sum(len(record) for _, record in chunk)
         written.append(rows.rows_E["written_at"].astype(np.int64))
     for chunk in store.shelf.scan(current.number, NEAREST):
-        counts["users_with_neighbours"] += len(chunk)
+        counts["users_with_neighbours"] += sum(user != STRANGER for user, _ in chunk)
         counts["record_bytes"] += sum(len(record) for _, record in chunk)
     written_E = np.concatenate([*written, np.zeros(0, dtype=np.int64)])
     age_h_E = (generation.as_of_us - written_E) / 3.6e9
@@ -62,7 +62,7 @@ def verify(store: VectorStore) -> dict[str, int]:
     for chunk in store.shelf.scan(current.number, NEAREST):
         for user, record in chunk:
             counts += _neighbour_faults(user, record, current.generation)
-            counts["strangers"] += user not in users
+            counts["strangers"] += user not in users and user != STRANGER
     return {k: v for k, v in counts.items() if v or k in ("records", "vectors")}
 
 
@@ -93,10 +93,10 @@ def _vector_faults(record: bytes, generation: Generation) -> Counter[str]:
 
 def _neighbour_faults(user: int, record: bytes, generation: Generation) -> Counter[str]:
     try:
-        embedding_Ud, _, near = nearest_of([record], generation.width)
+        embedding_d, near = nearest_of(record, generation.width)
     except CorruptError:
         return Counter({"records": 1, "damaged": 1})
     wrong = bool((near["user"] == user).any() or (np.diff(near["cosine"]) > 0).any())
     wrong |= len(np.unique(near["user"])) != len(near) or len(near) > generation.neighbours
-    finite = np.isfinite(embedding_Ud).all() and np.isfinite(near["cosine"]).all()
+    finite = np.isfinite(embedding_d).all() and np.isfinite(near["cosine"]).all()
     return Counter({"records": 1, "finite": int(not finite), "neighbours": int(wrong)})

@@ -1,7 +1,8 @@
 """The Solaris store: publish a generation, compact it, walk it; `lookup` reads it.
 
 A generation is written user by user: all vectors of a user are one record. When the last batch is
-in, each user's nearest users are found once, over all, in order of user_id. Suffixes: N pairs,
+in, each user's nearest users are found once, over all, in order of user_id; one more record has
+the neighbours of users who have none of their own. Suffixes: N pairs,
 U users, K neighbours, E stored vectors, d code width.
 """
 
@@ -12,11 +13,14 @@ import logging
 from collections.abc import Iterable, Iterator
 
 import numpy as np
+import numpy.typing as npt
 
-from pipeline.solaris.neighbours import nearest_users
+from pipeline.solaris.neighbourhood import neighbourhood
+from pipeline.solaris.neighbours import NOBODY
 from pipeline.solaris.records import pack_nearest, pack_users, rows_of, user_means
 from pipeline.solaris.store import (
     NEAREST,
+    STRANGER,
     VECTORS,
     Current,
     Generation,
@@ -101,7 +105,7 @@ def _write(
     writing: Writing, number: int, generation: Generation, batches: Iterable[Vectors]
 ) -> int:
     """Write the living vectors, then the users' neighbours; returns the vectors kept."""
-    kept, users, embeddings, ends = 0, [], [], []
+    kept, parts = 0, []
     for batch in batches:
         living_N = batch.written_at_N + generation.ttl_us > generation.as_of_us
         vectors = newest_of_pairs(batch.take(living_N))
@@ -111,12 +115,14 @@ def _write(
             writing.put(number, VECTORS, user_U, records, end_U)
             kept += len(part)
             if generation.neighbours:
-                users.append(user_U)
-                embeddings.append(user_means(rows, generation, generation.as_of_us).z_Bd)
-                ends.append(end_U)
-    if users:
-        user_U, embedding_Ud = np.concatenate(users), np.concatenate(embeddings)
-        _write_nearest(writing, number, generation, user_U, embedding_Ud, np.concatenate(ends))
+                alive_E = generation.alive(rows.written_at_E, generation.as_of_us)
+                count_U = np.add.reduceat(alive_E.astype(np.int64), rows.begins_U)
+                mean = user_means(rows, generation, generation.as_of_us)
+                parts.append((user_U, mean.z_Bd, count_U, end_U))
+    if parts:
+        columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        order = np.argsort(columns[0], kind="stable")  # whatever the batches, the same index
+        _write_nearest(writing, number, generation, *(column[order] for column in columns))
     return kept
 
 
@@ -125,15 +131,20 @@ def _write_nearest(
     number: int,
     generation: Generation,
     user_U: Int64s,
-    embedding_Ud: np.ndarray,
+    embedding_Ud: npt.NDArray[np.float32],
+    vectors_U: Int64s,
     end_U: Int64s,
 ) -> None:
-    order = np.argsort(user_U, kind="stable")  # whatever the batches, the same index
-    user_U, embedding_Ud, end_U = user_U[order], embedding_Ud[order], end_U[order]
-    place_UK, cosine_UK = nearest_users(embedding_Ud, generation.neighbours)
+    """Write the users' neighbours, and after them the strangers', whose embedding is zero."""
+    near = neighbourhood(embedding_Ud, vectors_U, generation.neighbours)
+    itself_UK = near.place_UK == np.arange(len(near.place_UK))[:, None]  # lacks what it asks for
+    place_UK = np.where(itself_UK, NOBODY, near.place_UK)
+    user_U = np.append(user_U, STRANGER)
+    embedding_Ud = np.concatenate([embedding_Ud, np.zeros_like(embedding_Ud[:1])])
+    end_U = np.append(end_U, end_U.max())
     for begin in range(0, len(user_U), USERS_AT_ONCE):
         some = slice(begin, begin + USERS_AT_ONCE)
-        records = pack_nearest(embedding_Ud[some], user_U, place_UK[some], cosine_UK[some])
+        records = pack_nearest(embedding_Ud[some], user_U, place_UK[some], near.cosine_UK[some])
         writing.put(number, NEAREST, user_U[some], records, end_U[some])
 
 

@@ -42,7 +42,7 @@ def test_verify_finds_nothing_in_a_sound_store(
 ) -> None:
     assert answer(capsys, "verify", "--home", str(home)) == (
         EXIT_OK,
-        {"records": 6, "vectors": 4, "faults": 0},
+        {"records": 7, "vectors": 4, "faults": 0},
     )
 
 
@@ -93,7 +93,7 @@ def test_compact_at_a_time(home: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert AS_OF + 4 * HOUR == 1004 * HOUR
     assert answer(capsys, "compact", "--home", str(home), "--at", late) == (0, {"removed": 1})
     assert answer(capsys, "verify", "--home", str(home))[1] == {
-        "records": 4,
+        "records": 5,
         "vectors": 3,
         "faults": 0,
     }

@@ -14,7 +14,7 @@ from store_world import AS_OF, HOUR, WIDTH, exact, generation, pair, vectors
 from pipeline.run.errors import DataError, RetryError
 from pipeline.solaris.lookup import lookup
 from pipeline.solaris.serving import EXACT, NEIGHBOURS, NONE
-from pipeline.solaris.store import NEAREST, RECENT, VECTORS, Vectors
+from pipeline.solaris.store import NEAREST, RECENT, STRANGER, VECTORS, Vectors
 from pipeline.solaris.stores import Place, open_store
 from pipeline.solaris.vector_store import VectorStore
 
@@ -78,6 +78,7 @@ def test_the_expired_are_not_stored_and_compaction_removes_the_rest(store: Vecto
     assert [(kind, user) for kind, user, _ in store.content()] == [
         (VECTORS, 2),
         (VECTORS, 3),
+        (NEAREST, STRANGER),
         (NEAREST, 2),
         (NEAREST, 3),
     ]
@@ -114,13 +115,18 @@ def test_neighbours_stand_in_for_a_missing_pair(store: VectorStore) -> None:
     ]
     assert store.publish(generation(neighbours=4), batches) == 5
     got = lookup(store, np.array([1, 1, 1, 9]), np.array([6, 5, 7, 6]), AS_OF)
-    assert list(got.pair_B) == [NEIGHBOURS, EXACT, NONE, NONE]
+    assert list(got.pair_B) == [NEIGHBOURS, EXACT, NONE, NEIGHBOURS]
     cosine = [100 / np.hypot(100, 10), 100 / np.hypot(100, 50)]
     weight = np.array(cosine) * np.exp(-np.array([1, 7]) / 12)
     share = weight / weight.sum()
     assert np.allclose(got.z_Bd[0] * 127, share @ np.array([near, far]), atol=1e-3)
     assert np.allclose(got.age_s_B[0], share @ [3600, 7 * 3600])
-    assert got.user_B[0]
+    # nothing is known of user 9: the users with the most vectors stand in, all alike
+    weight = np.exp(-np.array([1, 7, 1]) / 12)
+    assert np.allclose(
+        got.z_Bd[3] * 127, weight / weight.sum() @ np.array([near, far, unlike]), atol=1e-3
+    )
+    assert list(got.user_B) == [True, True, True, False]
     assert np.allclose(got.user_z_Bd[0] * 127, [100, 0, 0, 0])
 
 
