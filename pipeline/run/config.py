@@ -234,6 +234,7 @@ class SolarisConfig:
     """Precompute budget, store and replay (arXiv 2604.12110)."""
 
     store: str = "lmdb"  # "lmdb" = embedded, in the home folder
+    policy: Literal["logistic", "recent", "popularity"] = "logistic"
     ttl_hours: float = 24.0
     vectors_per_request: float = 3.5
     tick_minutes: float = 20.0
