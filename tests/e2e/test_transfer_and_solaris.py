@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,7 @@ from pipeline.solaris.lookup import lookup, main
 from pipeline.solaris.precompute import precompute
 from pipeline.solaris.publish import generation_of, publish
 from pipeline.solaris.replay import _written, replay
+from pipeline.solaris.serving import Served
 from pipeline.solaris.vectors import shard_names
 
 SURFACE = "feed"
@@ -165,9 +167,9 @@ def test_the_store_serves_what_the_replay_says(done: tuple[Run, dict[str, str]])
     replayed = history.serve(user, ad, np.full(500, now))
     with open_store(run.store()) as store:
         served = lookup(store, user, ad, now)
-    assert np.array_equal(served.source_B, replayed.source_B)
-    assert np.allclose(served.z_Bd, replayed.z_Bd, atol=1e-6)
-    assert np.allclose(served.age_s_B, replayed.age_s_B)
+    for part in fields(Served):
+        found, wanted = getattr(served, part.name), getattr(replayed, part.name)
+        assert np.allclose(found, wanted, atol=1e-6), part.name
     assert len(set(served.source_B.tolist())) == 3
 
 
@@ -185,6 +187,7 @@ def test_coverage_and_served_rows(done: tuple[Run, dict[str, str]]) -> None:
     assert coverage["budget"]["chosen"] <= coverage["budget"]["allowed"]
     empty = served.filter(pl.col("source") == "none")
     assert not np.stack(empty["z"].to_numpy()).any()
+    assert not np.stack(empty["user_z"].to_numpy()).any()
 
 
 def test_coverage_under_the_floor_publishes_nothing(
@@ -219,7 +222,7 @@ def test_lookup_command_reads_the_runs_store(
     assert main(["--run", str(run.folder), *pair]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["source"] == "exact"
-    assert len(answer["vector"]) == run.config.model.representation_dim
+    assert len(answer["pair"]["vector"]) == run.config.model.representation_dim
 
 
 def test_a_model_that_saw_the_students_labels_is_refused(planted: Run, tmp_path: Path) -> None:
