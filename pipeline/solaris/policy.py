@@ -95,9 +95,7 @@ def choose_pairs(
 class Policy:
     """The state of the play: users' last requests, and when pairs and users got a vector."""
 
-    def __init__(
-        self, requests: Requests, codes: Codes, config: SolarisConfig, first: int
-    ) -> None:
+    def __init__(self, requests: Requests, codes: Codes, config: SolarisConfig, first: int) -> None:
         self._ts_us_Q, self._config = requests.ts_us_Q, config
         self._offers = Offers(requests, codes, config.recent_requests)
         self._ttl_us = int(config.ttl_hours * HOUR_US)

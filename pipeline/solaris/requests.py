@@ -5,6 +5,7 @@ Suffixes: Q requests, F finalists (rows of all requests, concatenated).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,7 +48,6 @@ class Requests:
     def request_of_F(self) -> Int64s:
         """Index of the request that owns each finalist."""
         return np.repeat(np.arange(len(self)), np.diff(self.first_Q))
-
 
     def since(self, begin_us: int) -> Requests:
         """The requests at or after a time."""
@@ -98,6 +98,17 @@ def solaris_days(run: Run) -> tuple[str, ...]:
     last = day_begin_us(run.config.day)
     span = range(run.config.solaris.warmup_days, -1, -1)
     return tuple(day_of_us(last - back * DAY_US) for back in span)
+
+
+def taught_days(run: Run) -> tuple[str, ...]:
+    """The days that are read: those played, and before them what predictions learn from.
+
+    That is a day of offers, the life of its vectors after it, and a day that it looks back on.
+    """
+    played = solaris_days(run)
+    lessons = math.ceil(1 + run.config.solaris.ttl_hours / 24) + 1
+    first = day_begin_us(played[0])
+    return (*(day_of_us(first - back * DAY_US) for back in range(lessons, 0, -1)), *played)
 
 
 def group_requests(rows: pl.DataFrame) -> Requests:

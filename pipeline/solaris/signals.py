@@ -22,6 +22,7 @@ MEMORY_US: Final = DAY_US
 FEATURES: Final = (
     "share",  # log of the part of the user's requests that had the pair
     "rate",  # log of the user's requests
+    "usual",  # log of the user's requests a day since the first that is known of anyone
     "away",  # log hours since the user's last request
     "ago",  # log of the user's requests since the pair's last
     "rank",  # log of its rank there
@@ -45,6 +46,7 @@ class Signals:
         users, ads, pairs = len(codes.users_U), len(codes.ads_A), len(codes.user_P)
         self._pair_P, self._user_U, self._ad_A = _Fading(pairs), _Fading(users), _Fading(ads)
         self._all = _Fading(1)
+        self._begin_us = int(requests.ts_us_Q[0]) if len(requests) else 0
         self._last_P = np.full(pairs, -1)  # finalist row
         self._first_us_P = np.full(pairs, np.iinfo(np.int64).max)
         self._last_Q_of_U = np.full(users, -1)
@@ -77,6 +79,7 @@ class Signals:
         came_C, ad_came_C = self._pair_P.at(pair_C, now_us), self._ad_A.at(ad_C, now_us)
         last_C = self._last_Q_of_U[user_C]
         ago_C = codes.ordinal_Q[last_C] - codes.ordinal_Q[self._request_F[row_C]]
+        days = (now_us - self._begin_us) / DAY_US
         midnight_us = now_us - now_us % DAY_US
         daytime = (now_us - midnight_us) / DAY_US
         older_C = (self._first_us_P[pair_C] < midnight_us).astype(np.float64)
@@ -84,6 +87,7 @@ class Signals:
         columns = [
             np.log((came_C + 0.1) / (requests_C + 1.0)),
             np.log(requests_C + 0.3),
+            np.log((codes.ordinal_Q[last_C] + 1.5) / (days + 0.5)),
             _log_hours(now_us - requests.ts_us_Q[last_C]),
             np.log1p(ago_C),
             np.log(1.0 + requests.rank_F[row_C]),
@@ -123,4 +127,3 @@ class _Fading:
 
 def _log_hours(us_C: Int64s) -> Floats:
     return np.log1p(us_C / HOUR_US)
-
