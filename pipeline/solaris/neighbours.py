@@ -2,7 +2,7 @@
 
 A user's embedding is the decayed mean of its recent vectors (`serving.decayed_means`). The same ad
 over the nearest users stands in for a pair without a vector (arXiv 2604.12110); the weights are
-ours. Suffixes: U users, K neighbours, B lookups, d code width.
+ours. Suffixes: U users, K neighbours, H hits, B lookups, d code width.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from usearch.index import Index
 
-from pipeline.solaris.serving import Means, decayed_means
+from pipeline.loopfm.compress import unpack
+from pipeline.solaris.serving import Means, no_means
 
 NOBODY: Final = -1
 LINKS, EFFORT_ADD, EFFORT_SEARCH = 16, 64, 64  # HNSW; recall is tested at 32 of 2,000 users
@@ -50,23 +51,34 @@ def nearest_users(embedding_Ud: Float32s, k: int) -> tuple[Int64s, Float32s]:
 
 def near_means(
     *,
-    found_BK: npt.NDArray[np.bool_],
-    cosine_BK: Float32s,
-    age_us_BK: Int64s,
-    z_BKd: npt.NDArray[np.generic],
+    count: int,
+    row_H: Int64s,
+    cosine_H: Float32s,
+    age_us_H: Int64s,
+    z_Hd: npt.NDArray[np.generic],
     ttl_us: int,
 ) -> Means:
-    """Means over neighbours' vectors of the asked ad, weighted by cosine and by age.
+    """Means (`count`) of neighbours' vectors of the asked ad, weighted by cosine x exp(-2 age/ttl).
 
-    A neighbour counts where it has a vector of the ad and its cosine is positive.
+    Hit H says that a neighbour of lookup `row_H`'s user, at cosine `cosine_H`, has a vector of the
+    lookup's ad: the one that an exact lookup of (neighbour, ad) gives. A cosine of zero or less
+    does not count.
     """
-    return decayed_means(
-        found_BS=found_BK & (cosine_BK > 0),
-        age_us_BS=age_us_BK,
-        z_BSd=z_BKd,
-        ttl_us=ttl_us,
-        weight_BS=cosine_BK,
-    )
+    order_H = np.argsort(row_H, kind="stable")
+    order_H = order_H[cosine_H[order_H] > 0]
+    row_H, age_us_H = row_H[order_H], age_us_H[order_H]
+    means = no_means(count, z_Hd.shape[1])
+    if not len(row_H):
+        return means
+    weight_H = cosine_H[order_H] * np.exp(-2.0 * age_us_H / ttl_us)
+    begins = np.flatnonzero(np.diff(row_H, prepend=-1))
+    total = np.add.reduceat(weight_H, begins)
+    share_H = weight_H / np.repeat(total, np.diff(begins, append=len(row_H)))
+    found = row_H[begins]
+    means.found_B[found] = True
+    means.age_s_B[found] = np.add.reduceat(share_H * age_us_H, begins) / 1e6
+    means.z_Bd[found] = np.add.reduceat(share_H[:, None] * unpack(z_Hd[order_H]), begins)
+    return means
 
 
 def _searched(unit_Pd: Float32s, count: int) -> Iterator[tuple[Int64s, Int64s]]:

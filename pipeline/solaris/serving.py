@@ -57,15 +57,11 @@ def decayed_means(
     age_us_BS: npt.NDArray[np.int64],
     z_BSd: npt.NDArray[np.generic],
     ttl_us: int,
-    weight_BS: npt.NDArray[np.float32] | float = 1.0,
 ) -> Means:
-    """Means over slots, weighted by exp(-2 age / ttl) and, where given, a weight above zero.
-
-    Slots that are not found do not count.
-    """
-    weights_BS = np.where(found_BS, weight_BS * np.exp(-2.0 * age_us_BS / ttl_us), 0.0)
-    total_B = np.maximum(weights_BS.sum(axis=1), 1e-300)
-    share_BS = weights_BS / total_B[:, None]
+    """Means over slots, weighted by exp(-2 age / ttl); slots that are not found do not count."""
+    weight_BS = np.where(found_BS, np.exp(-2.0 * age_us_BS / ttl_us), 0.0)
+    total_B = np.maximum(weight_BS.sum(axis=1), 1e-300)
+    share_BS = weight_BS / total_B[:, None]
     z_Bd = np.einsum("bs,bsd->bd", share_BS, unpack(z_BSd).astype(np.float64))
     age_s_B = (share_BS * age_us_BS).sum(axis=1) / 1e6
     return Means(

@@ -69,15 +69,30 @@ def test_users_alike_find_each_other() -> None:
 
 
 def test_means_weigh_cosine_and_age_and_leave_out_the_unlike() -> None:
-    ttl = 24
     means = near_means(
-        found_BK=np.array([[True, True, True], [False, False, True], [True, False, False]]),
-        cosine_BK=np.array([[0.8, 0.4, -0.5]] * 3, dtype=np.float32),
-        age_us_BK=np.array([[12, 0, 0], [0, 0, 0], [12, 0, 0]]),
-        z_BKd=np.array([[[1.0], [3.0], [9.0]], [[0], [0], [9.0]], [[1.0], [0], [0]]]),
-        ttl_us=ttl,
+        count=4,
+        row_H=np.array([0, 3, 1, 0, 0]),
+        cosine_H=np.array([0.8, 0.3, -0.5, 0.4, -0.5], dtype=np.float32),
+        age_us_H=np.array([12, 12, 0, 0, 0]),
+        z_Hd=np.array([[1.0], [5.0], [9.0], [3.0], [9.0]]),
+        ttl_us=24,
     )
     first, second = 0.8 * np.exp(-1), 0.4
-    assert list(means.found_B) == [True, False, True]
-    assert np.allclose(means.z_Bd[:, 0], [(first + 3 * second) / (first + second), 0, 1], rtol=1e-5)
-    assert np.allclose(means.age_s_B[0], 12e-6 * first / (first + second))
+    mean = (first + 3 * second) / (first + second)
+    assert list(means.found_B) == [True, False, False, True]
+    assert np.allclose(means.z_Bd[:, 0], [mean, 0, 0, 5])
+    assert np.allclose(means.age_s_B * 1e6, [12 * first / (first + second), 0, 0, 12])
+
+
+def test_without_hits_there_are_no_means() -> None:
+    nothing = np.zeros(0, dtype=np.int64)
+    means = near_means(
+        count=2,
+        row_H=nothing,
+        cosine_H=nothing.astype(np.float32),
+        age_us_H=nothing,
+        z_Hd=np.zeros((0, 3), dtype=np.int8),
+        ttl_us=24,
+    )
+    assert not means.found_B.any()
+    assert means.z_Bd.shape == (2, 3)
