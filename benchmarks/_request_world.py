@@ -1,6 +1,7 @@
 """Requests of a planted world, straight from its generator: no lake, no model, no labels.
 
-The world of docs/planted.md, with budgets that run out. Suffixes: Q requests, F finalists, U users.
+The world of size `base` (docs/planted.md) with fewer users, and with budgets that run out.
+Suffixes: Q requests, F finalists, U users, A ads, N pairs, d vector width.
 """
 
 from __future__ import annotations
@@ -11,41 +12,55 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.mixing.synthetic_day import deliver
+from pipeline.mixing.synthetic_world import ads_of, users_of
 from pipeline.run.planted import PLANTED_SURFACES, PlantedConfig
 from pipeline.run.window import DAY_US, day_begin_us
-from pipeline.solaris.requests import Requests
+from pipeline.solaris.requests import Int64s, Requests
 
 REQUESTS_PER_USER_DAY = 4.0
 SHOWN_PER_REQUEST = 2.0
+EXHAUSTED = 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestWorld:
-    """Requests of consecutive days, the last of which is replayed; `shown_F` says what was shown."""
+    """Requests of days up to the one that is replayed; `shown_F` tells what was shown."""
 
+    planted: PlantedConfig
     requests: Requests
     shown_F: npt.NDArray[np.bool_]
     begin_us: int
     end_us: int
 
+    def vectors(self, user_N: Int64s, ad_N: Int64s) -> npt.NDArray[np.int8]:
+        """What stands in for a model's vectors (N, d): the latents of user and ad, int8 codes."""
+        day = self.begin_us // DAY_US
+        users = users_of(self.planted, day, len(PLANTED_SURFACES)).shared_UD
+        ads = ads_of(self.planted, day).latent_AD
+        user_Nd = users[(user_N - 1) % self.planted.users]
+        ad_Nd = ads[(ad_N - 1) % self.planted.ads]
+        codes = np.concatenate([user_Nd, ad_Nd], axis=1) * 40.0
+        return np.clip(np.round(codes), -127, 127).astype(np.int8)
+
 
 def planted_requests(*, users: int, days: int, last_day: str, seed: int = 0) -> RequestWorld:
-    """Play `days` days up to `last_day`: 400 ads, 4 requests a user-day, 30% of budgets run out."""
+    """Play `days` days up to `last_day`: 4 requests a user-day, 30% of the budgets run out."""
     world = PlantedConfig(
         seed=seed,
         users=users,
+        ads=5_000,
+        categories=32,
+        activity_sd=1.2,
         rows_per_day=int(users * REQUESTS_PER_USER_DAY * SHOWN_PER_REQUEST),
-        exhausted=0.3,
+        exhausted=EXHAUSTED,
     )
     last = day_begin_us(last_day) // DAY_US
     parts = [_requests_of(world, day) for day in range(last - days + 1, last + 1)]
-    size_Q = np.concatenate([part[3] for part in parts])
-    ids = np.arange(len(size_Q), dtype=np.int64)
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    user_Q, ts_us_Q, surface_Q, _, ad_F, score_F, shown_F = columns
+    user_Q, ts_us_Q, surface_Q, size_Q, ad_F, score_F, shown_F = columns
     first_Q = np.concatenate([[0], np.cumsum(size_Q)]).astype(np.int64)
     requests = Requests(
-        request_Q=ids,
+        request_Q=np.arange(len(size_Q), dtype=np.int64),
         user_Q=user_Q,
         ts_us_Q=ts_us_Q,
         surface_Q=surface_Q,
@@ -55,7 +70,11 @@ def planted_requests(*, users: int, days: int, last_day: str, seed: int = 0) -> 
         score_F=score_F,
     )
     return RequestWorld(
-        requests=requests, shown_F=shown_F, begin_us=last * DAY_US, end_us=(last + 1) * DAY_US
+        planted=world,
+        requests=requests,
+        shown_F=shown_F,
+        begin_us=last * DAY_US,
+        end_us=(last + 1) * DAY_US,
     )
 
 

@@ -234,6 +234,7 @@ class SolarisConfig:
     """Precompute budget, store and replay (arXiv 2604.12110)."""
 
     store: str = "lmdb"  # "lmdb" = embedded, in the home folder
+    neighbours: int = 32  # nearest users that stand in for a missing pair; 0: none do
     policy: Literal["logistic", "recent", "popularity"] = "logistic"
     ttl_hours: float = 24.0
     vectors_per_request: float = 3.5
@@ -241,6 +242,7 @@ class SolarisConfig:
     delay_minutes: float = 2.0
     recent_requests: int = 3
     refresh_at: float = 0.9
+    user_floor: bool = True  # a user without a vector newer than half the TTL goes first
     warmup_days: int = 1
     num_shards: int = 2
     coverage_floor: float = 0.0
@@ -253,6 +255,7 @@ class SolarisConfig:
             self.store,
             "other backends are not built yet",
         )
+        require(self.neighbours >= 0, "solaris.neighbours", "0 or more", self.neighbours, "use 0")
         require(self.num_shards >= 1, "solaris.num_shards", "at least 1", self.num_shards, "use 1")
 
 

@@ -63,8 +63,8 @@ def choose_pairs(
 
     Requests before `begin` only teach the ranking. A tick's budget is `vectors_per_request` x the
     requests since the last tick (fractions are carried). A pair is offered again once its vector is
-    older than `refresh_at` of the TTL. A user who came within the TTL and has no vector newer than
-    half of it goes first, with the best pair.
+    older than `refresh_at` of the TTL. With `user_floor` a user who came within the TTL and has no
+    vector newer than half of it goes first, with the best pair.
     """
     tick_us = int(config.tick_minutes * MINUTE_US)
     tick_us_T = np.arange(begin_us + tick_us, end_us, tick_us, dtype=np.int64)
@@ -107,7 +107,7 @@ class Policy:
         """Read requests up to index `until`, then choose at most `budget` pairs."""
         active_U = self._offers.read(self._since, until)
         self._since = until
-        starving_U = self._starving(now_us)
+        starving_U = self._starving(now_us)[: None if self._config.user_floor else 0]
         offer = self._offers.of(np.union1d(active_U, starving_U))
         priority_C = ranking.priorities(offer, now_us)
         first_C = np.isin(offer.user_C, starving_U) & _best_of_user(offer, priority_C)

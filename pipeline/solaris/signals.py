@@ -38,7 +38,7 @@ SILENCE_CAP = 8.0  # expected appearances: exp(-8) is no chance
 
 
 class Signals:
-    """Running counts; `read` takes requests in time order, `features` describes pairs as of then."""
+    """Running counts: `read` takes them in time order, `features` describes pairs as of then."""
 
     def __init__(self, requests: Requests, codes: Codes) -> None:
         self._requests, self._codes = requests, codes
