@@ -236,12 +236,14 @@ class SolarisConfig:
 
     store: str = "lmdb"  # embedded, in the home folder; or the URL of a Redis server
     neighbours: int = 32  # nearest users that stand in for a missing pair; 0: none do
+    policy: Literal["logistic", "recent", "popularity"] = "logistic"
     ttl_hours: float = 24.0
     vectors_per_request: float = 3.5
     tick_minutes: float = 20.0
     delay_minutes: float = 2.0
     recent_requests: int = 3
     refresh_at: float = 0.9
+    user_floor: bool = True  # a user without a vector newer than half the TTL goes first
     warmup_days: int = 1
     num_shards: int = 2
     coverage_floor: float = 0.0

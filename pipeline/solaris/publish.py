@@ -15,7 +15,7 @@ from pipeline.run.manifest import (
 )
 from pipeline.run.paths import Run
 from pipeline.run.window import DAY_US, HOUR_US, day_begin_us
-from pipeline.solaris.policy import MINUTE_US
+from pipeline.solaris.rankings import MINUTE_US
 from pipeline.solaris.store import Generation, newest_of_pairs
 from pipeline.solaris.stores import open_store, place_of
 from pipeline.solaris.vectors import shard_names, verified

@@ -43,7 +43,7 @@ def replay(run: Run, unit: str) -> Manifest:
     shown_parts = partitions(run, "impressions", day)
 
     def build(folder: Path) -> Outcome:
-        history = VectorHistory(_written(run), generation)
+        history = VectorHistory(_written(run), generation, run.config.solaris.neighbours)
         asked = _asked(run)
         sources, ages = _sources(history, *asked)
         coverage = {"asked": shares(sources, ages)}

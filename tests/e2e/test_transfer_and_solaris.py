@@ -158,7 +158,8 @@ def test_a_deleted_store_comes_back(done: tuple[Run, dict[str, str]], tmp_path: 
 def test_the_store_serves_what_the_replay_says(done: tuple[Run, dict[str, str]]) -> None:
     run, _ = done
     now = window_of(run.config).day_end
-    history = VectorHistory(_written(run), generation_of(run, epoch_in_force(run)))
+    generation, near = generation_of(run, epoch_in_force(run)), run.config.solaris.neighbours
+    history = VectorHistory(_written(run), generation, near)
     rng = np.random.default_rng(0)
     shown = pl.read_parquet(run.output("predict") / "pairs" / "shard=0.parquet")
     users, ads = shown["user_id"].to_numpy(), shown["ad_id"].to_numpy()
