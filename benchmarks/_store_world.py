@@ -14,7 +14,6 @@ import numpy as np
 
 from pipeline.run.window import HOUR_US
 from pipeline.solaris.lookup import exact, lookup
-from pipeline.solaris.neighbours import nearest_users
 from pipeline.solaris.records import layout_of, rows_of
 from pipeline.solaris.serving import EXACT, NEIGHBOURS, Served
 from pipeline.solaris.store import VECTORS, Generation, Int64s, Reading, Vectors
@@ -99,16 +98,6 @@ def write(folder: str, count: int, neighbours: int, equal: bool = False) -> dict
     # what is dirty in the map belongs to the file; the rest is the writer's own
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {"vectors": kept, "seconds": seconds, "bytes": size, "peak_mb": peak_mb}
-
-
-def index(count: int, neighbours: int) -> dict[str, float]:
-    """Users a processor second whose nearest users are found."""
-    rng = np.random.default_rng(0)
-    centre_Gd = rng.standard_normal((100, WIDTH))
-    embedding_Ud = centre_Gd[np.arange(count) % 100] + rng.standard_normal((count, WIDTH)) / 3
-    began = time.process_time()
-    nearest_users(embedding_Ud.astype(np.float32), neighbours)
-    return {"users_per_s": count / (time.process_time() - began)}
 
 
 def latencies(folder: str, requests: int) -> dict[str, float]:

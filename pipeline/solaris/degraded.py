@@ -50,6 +50,8 @@ class Lookups:
         self._lock = threading.Lock()
         self._opened = ExitStack()
         self._store: VectorStore | None = None
+        self._doubtful = False  # open the store anew before it is asked again
+        self._active = 0  # requests under way
         self._rest_s = FIRST_REST_S
         self._rest_until = float("-inf")
         self._logged: dict[str, float] = {}
@@ -57,19 +59,19 @@ class Lookups:
     def lookup(self, user_B: Int64s, ad_B: Int64s, now_us: int) -> Served:
         """What the store serves for pairs at a time, or nothing for all of them."""
         nothing = no_lookups(len(user_B), self._width)
-        with self._lock:
-            if self._clock() < self._rest_until:
-                self.faults["resting"] += 1
-                return nothing
+        if not self._may_ask():
+            return nothing
         try:
             served = lookup(self._need_store(), user_B, ad_B, now_us)
+            if served.z_Bd.shape != nothing.z_Bd.shape:
+                raise ConfigError(f"vectors are not {self._width} wide; publish for this student")
         except Exception as error:  # a student must be served whatever this is
             self._note(error)
             return nothing
-        if served.z_Bd.shape != nothing.z_Bd.shape:
-            self._note(ConfigError(f"vectors are not {self._width} wide; publish for this student"))
-            return nothing
-        self._rest_s = FIRST_REST_S
+        finally:
+            with self._lock:
+                self._active -= 1
+        self._answered()
         return served
 
     def close(self) -> None:
@@ -84,19 +86,41 @@ class Lookups:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _may_ask(self) -> bool:
+        with self._lock:
+            now = self._clock()
+            if now < self._rest_until:
+                self.faults["resting"] += 1
+                return False
+            if self._doubtful:
+                self._rest_until = now + self._rest_s  # one request tries, the others rest on
+            self._active += 1
+            return True
+
     def _need_store(self) -> VectorStore:
         with self._lock:
+            if self._doubtful and self._active == 1:
+                self._store = None
+                self._opened.close()
             if self._store is None:
                 opened = open_store(self._place, timeout_s=self._timeout_s)
                 self._store = self._opened.enter_context(opened)
             return self._store
 
+    def _answered(self) -> None:
+        with self._lock:
+            self._doubtful, self._rest_s = False, FIRST_REST_S
+            self._rest_until = float("-inf")
+
     def _note(self, error: Exception) -> None:
         kind = _kind(error)
+        if kind in ("corrupt", "width"):  # the store answers, if only damage
+            self._answered()
         with self._lock:
             self.faults[kind] += 1
             now = self._clock()
-            if kind not in ("corrupt", "width"):  # one record, not the store
+            if kind not in ("corrupt", "width"):
+                self._doubtful = True
                 self._rest_until = now + self._rest_s
                 self._rest_s = min(2 * self._rest_s, LONGEST_REST_S)
             if now - self._logged.get(kind, float("-inf")) < LOG_EVERY_S:

@@ -65,6 +65,7 @@ class LmdbShelf:
         self._file = folder / "lmdb" / "data.mdb"
         self._path = str(self._file)
         self._page_size = environment.stat()["psize"]
+        self._inode = os.stat(self._path).st_ino
         self._wait_s = wait_s
 
     def read(self, ask: Callable[[Reading], T]) -> T:
@@ -179,12 +180,15 @@ class LmdbShelf:
     def _need_whole_file(self) -> None:
         # Reading a mapped page beyond the end of the file would kill the process.
         try:
-            size = os.stat(self._path).st_size
+            file = os.stat(self._path)
         except FileNotFoundError:
             raise StoreError("down", f"{self._file} was deleted; publish again") from None
-        if size < (wanted := self._page_bytes()):
+        if file.st_ino != self._inode:
+            raise StoreError("down", f"{self._file} was replaced; open it again")
+        if file.st_size < (wanted := self._page_bytes()):
             raise CorruptError(
-                f"{self._file} is cut off at {size} of {wanted} bytes; delete it and publish again"
+                f"{self._file} is cut off at {file.st_size} of {wanted} bytes; "
+                "delete it and publish again"
             )
 
     def _chunks(self, prefix: bytes) -> Iterator[list[tuple[bytes, bytes]]]:

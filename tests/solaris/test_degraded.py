@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +23,16 @@ from pipeline.solaris.store import VECTORS, StoreError
 from pipeline.solaris.stores import Place, open_store
 
 USER, AD = np.array([1, 1]), np.array([5, 6])
+
+
+PUBLISHER = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from pathlib import Path
+from test_degraded import publish
+from pipeline.solaris.stores import Place
+publish(Place(folder=Path(sys.argv[1])))
+"""
 
 
 class Clock:
@@ -46,6 +59,12 @@ def publish(place: Place, name: str = "a", count: int = 1) -> None:
     rows = vectors([1 + i for i in range(count)], [5] * count, [1.0] * count, [7] * count)
     with open_store(place, write=True) as store:
         store.publish(generation(name), [rows])
+
+
+def publish_elsewhere(folder: Path) -> None:
+    """By another process: one may hold a file of LMDB open once."""
+    command = [sys.executable, "-c", PUBLISHER, str(folder), str(Path(__file__).parent)]
+    subprocess.run(command, check=True)
 
 
 def asked(lookups: Lookups) -> list[int]:
@@ -141,6 +160,51 @@ def test_a_file_cut_off_or_deleted_while_it_is_open(tmp_path: Path, clock: Clock
         (tmp_path / "lmdb" / "data.mdb").unlink()
         assert asked(lookups) == [NONE, NONE]
         assert lookups.faults == {"corrupt": 1, "down": 1}
+        publish_elsewhere(tmp_path)  # another file in its place
+        clock.now += degraded.FIRST_REST_S
+        assert asked(lookups) == [EXACT, NONE]
+
+
+def test_a_store_that_was_replaced_between_two_requests(tmp_path: Path, clock: Clock) -> None:
+    place = Place(folder=tmp_path)
+    publish(place)
+    with Lookups(place, width=WIDTH, clock=clock) as lookups:
+        assert asked(lookups) == [EXACT, NONE]
+        (tmp_path / "lmdb" / "data.mdb").rename(tmp_path / "old.mdb")
+        (tmp_path / "lmdb" / "lock.mdb").unlink()
+        with open_store(Place(folder=tmp_path / "other"), write=True) as store:
+            store.publish(generation("b"), [vectors([1], [6], [1.0], [7])])
+        (tmp_path / "other" / "lmdb" / "data.mdb").rename(tmp_path / "lmdb" / "data.mdb")
+        assert asked(lookups) == [NONE, NONE]
+        assert lookups.faults == {"down": 1}
+        clock.now += degraded.FIRST_REST_S
+        assert asked(lookups) == [NONE, EXACT]
+
+
+def test_many_threads_ask_while_the_store_comes_and_goes(tmp_path: Path) -> None:
+    place, wrong = Place(folder=tmp_path), []
+    stop = threading.Event()
+
+    def ask(lookups: Lookups) -> None:
+        while not stop.is_set():
+            if asked(lookups) not in ([NONE, NONE], [EXACT, NONE]):
+                wrong.append(1)
+
+    with Lookups(place, width=WIDTH) as lookups:
+        threads = [threading.Thread(target=ask, args=(lookups,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for _ in range(2):
+            publish_elsewhere(tmp_path)
+            time.sleep(0.3)
+            (tmp_path / "lmdb" / "data.mdb").unlink()
+            (tmp_path / "lmdb" / "lock.mdb").unlink()
+            time.sleep(0.1)
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+    assert set(lookups.faults) <= {"down", "resting"}
 
 
 @pytest.mark.parametrize("garbage", [b"", b"xyz", b"0123456789" * 10])
