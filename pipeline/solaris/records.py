@@ -90,9 +90,8 @@ def rows_of(records: list[bytes | None], generation: Generation) -> Rows:
     """What records hold, nothing for None; `CorruptError` when one is damaged."""
     layout = layout_of(generation.dtype, generation.width)
     bodies = [b"" if record is None else _opened(record, layout.itemsize) for record in records]
-    sizes_U = np.fromiter(map(len, bodies), dtype=np.int64, count=len(bodies))
-    ends_U = np.cumsum(sizes_U) // layout.itemsize
-    begins_U = ends_U - sizes_U // layout.itemsize
+    ends = list(itertools.accumulate(len(body) // layout.itemsize for body in bodies))
+    begins_U = np.array([0, *ends][: len(bodies)], dtype=np.int64)
     return Rows(begins_U=begins_U, rows_E=np.frombuffer(b"".join(bodies), dtype=layout))
 
 
