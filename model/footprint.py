@@ -14,7 +14,7 @@ from model.baselines.widths import (
     num_context_tokens,
     num_pooled_tokens,
     read_width,
-    shallow_width,
+    represented_width,
 )
 from model.config import EventType, FeatureSet, ModelConfig, require
 
@@ -65,7 +65,7 @@ def activation_elements(
         attending = [e for e in features.events if config.attends(e, layer)]
         total += sum(8 * e.width * lengths[e.name] for e in attending)
     read = read_width(features, config) + len(features.dense_columns)
-    shallow = shallow_width(features, config)
+    shallow = represented_width(features, config)
     # the compressor reconstructs from three prefixes of its code
     return total + read + 6 * config.mlp_width + 5 * shallow + 8 * config.mlp_width
 
@@ -169,7 +169,7 @@ def _heads(
 
 
 def _compressor(config: ModelConfig, features: FeatureSet) -> int:
-    read, mlp, code = shallow_width(features, config), config.mlp_width, config.representation_dim
+    read, mlp, code = represented_width(features, config), config.mlp_width, config.representation_dim
     encode = _linear(read, mlp) + _linear(mlp, code)
     return encode + _linear(code, mlp) + _linear(mlp, read)
 

@@ -1,8 +1,9 @@
 """`python -m pipeline <stage> --run DIR [--unit U]`: the table of stages, and what runs them.
 
 Airflow runs these very commands; so do you. Other commands: resolve (makes a run folder),
-fetch, doctor, daily, servers, scaling, lookup, export, drift, probe, plan, hosts. Exit codes:
-0 done, 64 usage, 65 bad data or config (no retry can help), 75 temporary trouble (retry), 1 other.
+fetch, doctor, daily, servers, scaling, lookup, store, export, drift, probe, plan, hosts. Exit
+codes: 0 done, 64 usage, 65 bad data or config (no retry can help), 75 temporary trouble (retry),
+1 anything else.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "daily": ("pipeline.run.daily", "main"),
     "servers": ("pipeline.run.servers", "main"),
     "scaling": ("pipeline.pretraining.scaling.command", "main"),
-    "lookup": ("pipeline.solaris.lookup", "main"),
+    "lookup": ("pipeline.solaris.lookup_command", "main"),
+    "store": ("pipeline.solaris.store_command", "main"),
     "export": ("pipeline.loopfm.export", "main"),
     "drift": ("pipeline.loopfm.drift", "main"),
     "probe": ("pipeline.pretraining.probe", "main"),

@@ -23,6 +23,7 @@ from pipeline.mixing.synthetic_world import (
     Users,
     ads_of,
     affinity_of,
+    budget_ends,
     contexts_of,
     daytimes,
     stream,
@@ -195,7 +196,15 @@ def _finalists(
     first = block * USERS_PER_BLOCK
     pool_ads, pool_odds = _pools(world, day, block, min(USERS_PER_BLOCK, world.users - first), ads)
     rng = stream(world.seed, Draw.FINALISTS, day, block)
-    chosen, there = _raced(rng, pool_odds, user - first, min(world.finalists, POOL_SLOTS))
+    ends_US = budget_ends(world, day)[pool_ads] if world.exhausted else None
+    chosen, there = _raced(
+        rng,
+        pool_odds,
+        user - first,
+        min(world.finalists, POOL_SLOTS),
+        ts_R=arrivals.ts_R[rows],
+        ends_US=ends_US,
+    )
     ads_RF = pool_ads[(user - first)[:, None], chosen]
     noise = -np.log(rng.standard_exponential(ads_RF.shape, dtype=np.float32) + 1e-9)
     affinity = affinity_of(users.interest_SUD[surface, user][:, None], ads.latent_AD, ads_RF)
@@ -207,11 +216,12 @@ def _finalists(
 
 
 def _raced(
-    rng: np.random.Generator, odds: F32, user_R: I64, kept: int
+    rng: np.random.Generator, odds: F32, user_R: I64, kept: int, *, ts_R: I64, ends_US: I64 | None
 ) -> tuple[NDArray[np.int16], NDArray[np.bool_]]:
     """The slots that win each request's race, [R, kept], and whether they hold an ad.
 
-    Exponential races: the k smallest of E / weight are a weighted draw without replacement.
+    Exponential races: the k smallest of E / weight are a weighted draw without replacement. A slot
+    whose ad's budget has ended by then does not race.
     """
     chosen = np.empty((len(user_R), kept), dtype=np.int16)
     there = np.empty(chosen.shape, dtype=np.bool_)
@@ -220,6 +230,8 @@ def _raced(
         race = rng.standard_exponential((len(user_R[part]), POOL_SLOTS), dtype=np.float32)
         race += np.float32(1e-9)  # never 0, which times an absent slot's inf is no number
         race *= odds[user_R[part]]
+        if ends_US is not None:
+            race[ends_US[user_R[part]] <= ts_R[part, None]] = np.inf
         winners = np.argpartition(race, kept - 1, axis=1)[:, :kept]
         chosen[part] = winners
         there[part] = np.isfinite(np.take_along_axis(race, winners, axis=1))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pipeline.mixing.prefetch import prefetched
 from pipeline.run.planted import PlantedConfig
-from pipeline.run.window import HOUR_US
+from pipeline.run.window import DAY_US, HOUR_US
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
@@ -56,6 +56,7 @@ class Draw(IntEnum):
     CONTEXT = 15
     VALUE = 16
     PARTS = 17
+    BUDGET = 18
 
 
 def stream(seed: int, draw: Draw, *key: int) -> np.random.Generator:
@@ -168,6 +169,14 @@ def ads_of(world: PlantedConfig, day: int) -> Ads:
         latent_AD=_unit(latent.astype(np.float32)),
         popularity_A=popularity / popularity.sum(),
     )
+
+
+def budget_ends(world: PlantedConfig, day: int) -> I64:
+    """When each ad's budget of the day runs out, [A]: the day's end where it lasts."""
+    rng = stream(world.seed, Draw.BUDGET, day)
+    ends = daytimes(rng, world.ads)
+    spent = rng.random(world.ads) < world.exhausted
+    return np.where(spent, day * DAY_US + ends.astype(np.int64), (day + 1) * DAY_US)
 
 
 def daytimes(rng: np.random.Generator, count: int) -> NDArray[np.float64]:

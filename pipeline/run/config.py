@@ -11,6 +11,7 @@ from model.config import ConfigError, FeatureSet, ModelConfig, Objective, check_
 from pipeline.run.codec import digest, from_dict, to_dict
 from pipeline.run.planted import PlantedConfig
 from pipeline.run.scaling import ScalingConfig
+from pipeline.run.store_url import check_store
 from pipeline.run.train import TrainConfig
 from pipeline.run.transfer import TransferConfig
 
@@ -204,25 +205,23 @@ class MixConfig:
 class SolarisConfig:
     """Precompute budget, store and replay (arXiv 2604.12110)."""
 
-    store: str = "lmdb"  # "lmdb" = embedded, in the home folder
+    store: str = "lmdb"  # embedded, in the home folder; or the URL of a Redis server
+    neighbours: int = 32  # nearest users that stand in for a missing pair; 0: none do
+    policy: Literal["logistic", "recent", "popularity"] = "logistic"
     ttl_hours: float = 24.0
     vectors_per_request: float = 3.5
     tick_minutes: float = 20.0
     delay_minutes: float = 2.0
     recent_requests: int = 3
     refresh_at: float = 0.9
+    user_floor: bool = True  # a user without a vector newer than half the TTL goes first
     warmup_days: int = 1
     num_shards: int = 2
     coverage_floor: float = 0.0
 
     def __post_init__(self) -> None:
-        require(
-            self.store == "lmdb",
-            "solaris.store",
-            "lmdb",
-            self.store,
-            "other backends are not built yet",
-        )
+        check_store(self.store, clear_password=False)
+        require(self.neighbours >= 0, "solaris.neighbours", "0 or more", self.neighbours, "use 0")
         require(self.num_shards >= 1, "solaris.num_shards", "at least 1", self.num_shards, "use 1")
 
 

@@ -22,7 +22,8 @@ class PlantedConfig:
     `shares`: part of the sessions on each of `PLANTED_SURFACES`, adding up to 1. `activity_sd`:
     standard deviation of the logarithm of a user's activity, which decides how long the longest
     histories are. `organic_per_user_day`: expected organic events of a user of mean activity.
-    `variant`: the click logit of an ads log, or the one of scaling tests, made of events' orders,
+    `exhausted`: part of the ads whose budget runs out on a day, at some hour; from then on they are
+    no finalists. `variant`: the click logit of an ads log, or the one of scaling tests, made of events' orders,
     pairs and contexts. `memory_events`, `memory_days`: how many of a user's last events the logit
     of scaling tests reads, and in how many days an event's weight falls to 1/e.
     """
@@ -36,6 +37,7 @@ class PlantedConfig:
     finalists: int = 20
     shares: tuple[float, ...] = (0.5, 0.3, 0.2)
     activity_sd: float = 0.9
+    exhausted: float = 0.0
     variant: Literal["ads", "scaling"] = "ads"
     memory_events: int = SCALING_HORIZON
     memory_days: float = 1.0
@@ -53,6 +55,7 @@ class PlantedConfig:
         whole = math.isclose(sum(self.shares), 1.0, rel_tol=0.0, abs_tol=1e-9)
         _require(whole, "shares", "such that they add up to 1", self, "divide them by their sum")
         _require(0 < self.activity_sd <= 2, "activity_sd", "in (0, 2]", self, "use 0.9")
+        _require(0 <= self.exhausted < 1, "exhausted", "in [0, 1)", self, "use 0.0 for no limits")
         _require(0 < self.memory_days <= 10, "memory_days", "in (0, 10]", self, "use 1.0")
 
 

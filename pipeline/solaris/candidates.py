@@ -13,42 +13,57 @@ from pipeline.mixing.hashing import bucket_of
 from pipeline.run.manifest import Manifest, Outcome, produce
 from pipeline.run.paths import Run
 from pipeline.run.window import DAY_US, day_begin_us, day_of_us
+from pipeline.solaris.offers import Codes
 from pipeline.solaris.policy import Chosen, choose_pairs
+from pipeline.solaris.rankings import ExpectedAsks, ranking_of
 from pipeline.solaris.requests import (
     Requests,
     partition_inputs,
     read_requests,
     solaris_days,
     source_table,
+    taught_days,
 )
 
 
 def predict(run: Run, unit: str) -> Manifest:
     """Play the requests of [day - warmup_days, day] and write the pairs to compute, by shard.
 
+    Requests of a few days before them teach the predictor.
+
     Writes pairs/shard=K.parquet (user_id, ad_id, at_us, priority, day), users hashed to shards,
-    and requests.parquet. Figures: budget, chosen, dropped and floor, in all and by day.
+    and requests.parquet. Figures: budget, chosen, dropped and floor, in all and by day, and by
+    day the offers that the predictor learned from.
     """
-    days = solaris_days(run)
+    days, solaris = taught_days(run), run.config.solaris
 
     def build(folder: Path) -> Outcome:
-        requests = read_requests(run, days)
+        begin_us = day_begin_us(solaris_days(run)[0])
+        known = read_requests(run, days)
+        codes = Codes(known)
+        ranking = ranking_of(known, codes, solaris)
         chosen = choose_pairs(
-            requests,
-            run.config.solaris,
-            begin_us=day_begin_us(days[0]),
+            known,
+            codes,
+            ranking,
+            solaris,
+            begin_us=begin_us,
             end_us=day_begin_us(run.config.day) + DAY_US,
         )
-        _write_pairs(folder / "pairs", chosen, run.config.solaris.num_shards)
+        requests = known.since(begin_us)
+        _write_pairs(folder / "pairs", chosen, solaris.num_shards)
         _write_requests(folder / "requests.parquet", requests)
         figures = _figures(chosen, requests) | {"finalists_from": source_table(run)}
+        if isinstance(ranking, ExpectedAsks):
+            learned = {day_of_us(day * DAY_US): count for day, count in ranking.fitted.items()}
+            figures |= {"learned_from": learned}
         return Outcome(rows=len(chosen.user_N), figures=figures)
 
     return produce(
         run.output("predict"),
         stage="predict",
         inputs=partition_inputs(run, days),
-        settings=(run.config.solaris, days, source_table(run)),
+        settings=(solaris, days, source_table(run)),
         build=build,
     )
 

@@ -1,4 +1,4 @@
-"""The embedded Solaris store: one LMDB file, memory-mapped, one writer and many readers.
+"""The embedded shelf of a Solaris store: one LMDB file, memory-mapped, one writer, many readers.
 
 Keys begin with the generation's number, so a batch is written beside the one in use; the key
 `current` names the generation in use, and one transaction moves it. What a killed writer left
@@ -7,179 +7,123 @@ has a number that `current` never named, and the next writer removes it.
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable, Iterable, Iterator
+import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar, cast
 
 import lmdb
-import numpy as np
 
-from pipeline.run.codec import from_dict, to_dict
-from pipeline.run.errors import DataError, RetryError
+from pipeline.run.errors import RetryError
 from pipeline.run.lock import locked
-from pipeline.solaris.records import gather, pack_records, recent_lists, record_of
 from pipeline.solaris.store import (
-    RECENT,
-    Generation,
+    CorruptError,
+    Current,
     Int64s,
-    Pairs,
-    RecentLists,
-    Vectors,
-    newest_of_pairs,
+    Kind,
+    Reading,
+    StoreError,
+    current_of,
+    text_of,
 )
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 CURRENT: Final = b"current"
 LAST: Final = b"last"  # the highest number ever given, as text
-PAIR, USER = b"p", b"u"
 FIRST_MAP_BYTES: Final = 16 << 20
 WRITES_PER_TRANSACTION: Final = 20_000
 READ_TRIES: Final = 5
+WRITER_WAIT_S: Final = 600.0
 
 
-class LmdbStore:
-    """A `VectorStore` in a folder; open it with `open_store`."""
+class LmdbReading:
+    """A `Reading` of one LMDB transaction."""
 
-    def __init__(self, environment: lmdb.Environment, folder: Path) -> None:
+    def __init__(self, txn: lmdb.Transaction) -> None:
+        self._txn = txn
+        # The transactions here give bytes, never views (buffers=False).
+        self.current = current_of(cast(bytes | None, txn.get(CURRENT)))
+
+    def get(self, kind: Kind, user_N: Int64s) -> list[bytes | None]:
+        """Users' records of the generation in use, in the order of the users."""
+        if self.current is None:
+            return [None] * len(user_N)
+        get = self._txn.get
+        return cast(list[bytes | None], [get(k) for k in _keys(self.current.number, kind, user_N)])
+
+
+class LmdbShelf:
+    """A `Shelf` in a folder, and its `Writing`; open it with `open_shelf`."""
+
+    def __init__(self, environment: lmdb.Environment, folder: Path, wait_s: float) -> None:
         self._env = environment
         self._folder = folder
+        self._file = folder / "lmdb" / "data.mdb"
+        self._path = str(self._file)
+        self._page_size = environment.stat()["psize"]
+        self._inode = os.stat(self._path).st_ino
+        self._wait_s = wait_s
 
-    def generation(self) -> Generation | None:
-        """The generation in use, None in an empty store."""
-        current = self._read(_current)
-        return current[1] if current else None
+    def read(self, ask: Callable[[Reading], T]) -> T:
+        """The answer to what `ask` reads within one transaction."""
+        return self._read(lambda txn: ask(LmdbReading(txn)))
 
-    def publish(self, generation: Generation, batches: Iterable[Vectors]) -> int:
-        """Write a generation beside the one in use and switch to it; see `VectorStore`."""
-        with locked(self._folder / "writer.lock"):
-            used = self.generation()
-            if used and used.fingerprint == generation.fingerprint:
-                log.info("generation %s is in use already", used.fingerprint[:12])
-                return self.size()
-            if used and used.day > generation.day:
-                log.info("day %s is in use, older %s is not stored", used.day, generation.day)
-                return 0
-            self._drop_unused()
-            number = self._next_number()
-            kept = sum(self._write(number, generation, batch) for batch in batches)
-            record = json.dumps({"number": number, **to_dict(generation)}, sort_keys=True)
-            self._commit([(CURRENT, record.encode())])
-            self._env.sync(True)
-            self._drop_unused()
-        return kept
+    @contextmanager
+    def writing(self) -> Iterator[LmdbShelf]:
+        """The right to write, of one process at a time."""
+        with locked(self._folder / "writer.lock", wait_s=self._wait_s):
+            self._env.reader_check()  # forget readers that were killed: they keep old pages
+            yield self
 
-    def pairs(self, user_B: Int64s, ad_B: Int64s, now_us: int) -> Pairs:
-        """Exact lookups at a time."""
+    def begin(self, as_of_us: int) -> int:
+        """A number that no generation ever had; nothing here ends by itself."""
+        number = int(self._read(lambda txn: txn.get(LAST)) or 0) + 1
+        self._commit([(LAST, str(number).encode())])
+        return number
 
-        def read(txn: lmdb.Transaction) -> Pairs:
-            number, generation = _need_current(txn, self._folder)
-            keys = _pair_keys(number, user_B, ad_B)
-            record = record_of(generation)
-            rows_B, found_B = gather(_get(txn, keys), record)
-            found_B &= generation.alive(rows_B["written_at"], now_us)
-            rows_B[~found_B] = np.zeros((), dtype=record)
-            return Pairs(
-                found_B=found_B,
-                written_at_B=rows_B["written_at"].astype(np.int64),
-                score_B=rows_B["score"].astype(np.float32),
-                z_Bd=rows_B["z"],
-            )
+    def put(
+        self, number: int, kind: Kind, user_U: Int64s, records: list[bytes], end_us_U: Int64s | None
+    ) -> None:
+        """Store records of a generation; `compact` removes those that ended."""
+        items = list(zip(_keys(number, kind, user_U), records, strict=True))
+        for begin in range(0, len(items), WRITES_PER_TRANSACTION):
+            self._commit(items[begin : begin + WRITES_PER_TRANSACTION])
 
-        return self._read(read)
+    def switch(self, current: Current) -> None:
+        """Make a generation the one in use and see it on the disk."""
+        self._commit([(CURRENT, text_of(current))])
+        self._env.sync(True)
 
-    def recent(self, user_B: Int64s, now_us: int) -> RecentLists:
-        """Users' recent lists at a time, newest first."""
+    def delete(self, number: int, kind: Kind, user_U: Int64s) -> None:
+        """Delete records of a generation."""
+        self._delete(_keys(number, kind, user_U))
 
-        def read(txn: lmdb.Transaction) -> RecentLists:
-            number, generation = _need_current(txn, self._folder)
-            record = record_of(generation)
-            lists = np.dtype((record, (RECENT,)))
-            rows_BS, _ = gather(_get(txn, _user_keys(number, user_B)), lists)
-            found_BS = rows_BS["written_at"] != 0
-            found_BS &= generation.alive(rows_BS["written_at"].astype(np.int64), now_us)
-            rows_BS[~found_BS] = np.zeros((), dtype=record)
-            return RecentLists(
-                found_BS=found_BS,
-                written_at_BS=rows_BS["written_at"].astype(np.int64),
-                z_BSd=rows_BS["z"],
-            )
+    def drop(self, keep: int | None) -> None:
+        """Delete every generation but one."""
+        for number in self._read(_numbers):
+            if number != keep:
+                for chunk in self._chunks(_prefix(number)):
+                    self._delete([key for key, _ in chunk])
 
-        return self._read(read)
+    def scan(self, number: int, kind: Kind) -> Iterator[list[tuple[int, bytes]]]:
+        """Users and records of a generation, in chunks; safe while they are changed."""
+        for chunk in self._chunks(_prefix(number) + kind):
+            yield [(int.from_bytes(key[-8:], "big", signed=True), value) for key, value in chunk]
 
-    def compact(self, now_us: int) -> int:
-        """Delete vectors whose life ended by `now_us`, and old generations; returns how many."""
-        with locked(self._folder / "writer.lock"):
-            current = self._read(_current)
-            removed = self._drop_unused()
-            if current is None:
-                return removed
-            number, generation = current
-            last_written = now_us - generation.ttl_us
-            record = record_of(generation)
-
-            def expired(value: bytes) -> bool:
-                newest = np.frombuffer(value, dtype=record)["written_at"].max()
-                return int(newest) <= last_written
-
-            removed += self._delete_where(_prefix(number) + PAIR, expired)
-            self._delete_where(_prefix(number) + USER, expired)
-        return removed
-
-    def size(self) -> int:
-        """Pairs of the generation in use."""
-        current = self._read(_current)
-        if current is None:
-            return 0
-        return sum(len(k) for k in self._chunks(_prefix(current[0]) + PAIR, _any))
-
-    def content(self) -> Iterator[tuple[bytes, bytes]]:
-        """Keys (without the generation's number) and values of the generation in use, in order."""
-        current = self._read(_current)
-        if current is None:
-            return
-        prefix = _prefix(current[0])
-        with self._env.begin() as txn, txn.cursor() as cursor:
-            found = cursor.set_range(prefix)
-            while found:
-                key, value = cursor.item()
-                if not key.startswith(prefix):
-                    return
-                yield key[len(prefix) :], value
-                found = cursor.next()
-
-    def _write(self, number: int, generation: Generation, batch: Vectors) -> int:
-        living = batch.written_at_N + generation.ttl_us > generation.as_of_us
-        kept = newest_of_pairs(batch.take(living))
-        if not len(kept):
-            return 0
-        record = record_of(generation)
-        rows_N = pack_records(kept, record)
-        self._put(_pair_keys(number, kept.user_N, kept.ad_N), rows_N.tobytes(), record.itemsize)
-        users_U, lists_US = recent_lists(kept, rows_N, record)
-        self._put(_user_keys(number, users_U), lists_US.tobytes(), RECENT * record.itemsize)
-        return len(kept)
-
-    def _put(self, keys: list[bytes], data: bytes, size: int) -> None:
-        for begin in range(0, len(keys), WRITES_PER_TRANSACTION):
-            chunk = keys[begin : begin + WRITES_PER_TRANSACTION]
-            offset = begin * size
-            items = [
-                (key, data[offset + i * size : offset + (i + 1) * size])
-                for i, key in enumerate(chunk)
-            ]
-            self._commit(items)
+    def used_bytes(self) -> int:
+        """Bytes of the file."""
+        return self._file.stat().st_size
 
     def _commit(self, items: list[tuple[bytes, bytes]]) -> None:
-        self._grown(lambda: self._put_items(items))
+        def put() -> None:
+            with self._env.begin(write=True) as txn, txn.cursor() as cursor:
+                cursor.putmulti(items)
 
-    def _put_items(self, items: list[tuple[bytes, bytes]]) -> None:
-        with self._env.begin(write=True) as txn, txn.cursor() as cursor:
-            cursor.putmulti(items)
+        self._grown(put)
 
     def _delete(self, keys: list[bytes]) -> None:
         def delete() -> None:
@@ -193,105 +137,98 @@ class LmdbStore:
         """Run a write transaction, doubling the map for as long as it is too small."""
         while True:
             try:
-                return write()
+                write()
+                return self._fill_file()
             except lmdb.MapFullError:
                 size = 2 * self._env.info()["map_size"]
                 log.info("store grows to %d MiB", size >> 20)
                 self._env.set_mapsize(size)
             except lmdb.MapResizedError:
                 self._env.set_mapsize(0)
-            except lmdb.DiskError as error:
+            except (lmdb.DiskError, OSError) as error:
                 raise RetryError(
                     f"store {self._folder} cannot be written: {error}; free some disk"
                 ) from None
 
+    def _fill_file(self) -> None:
+        """Let the file hold every page that LMDB counts, so that a shorter one is a damaged one."""
+        with self._file.open("r+b") as file:
+            if self.used_bytes() < self._page_bytes():
+                file.truncate(self._page_bytes())
+
+    def _page_bytes(self) -> int:
+        return (self._env.info()["last_pgno"] + 1) * self._page_size
+
     def _read(self, read: Callable[[lmdb.Transaction], T]) -> T:
         for _ in range(READ_TRIES):
             try:
+                self._need_whole_file()
                 with self._env.begin() as txn:
                     return read(txn)
             except lmdb.MapResizedError:  # another process grew it
                 self._env.set_mapsize(0)
-        raise RetryError(f"store {self._folder} keeps growing while it is read; try again")
+            except lmdb.ReadersFullError:
+                raise StoreError(
+                    "full", f"store {self._folder} has all the readers it can; stop some"
+                ) from None
+            except lmdb.Error as error:
+                raise CorruptError(
+                    f"store {self._folder} is damaged: {error}; delete it and publish again"
+                ) from None
+        raise StoreError("slow", f"store {self._folder} grows while it is read; try again")
 
-    def _next_number(self) -> int:
-        last = self._read(lambda txn: txn.get(LAST))
-        number = int(last or 0) + 1
-        self._commit([(LAST, str(number).encode())])
-        return number
+    def _need_whole_file(self) -> None:
+        # Reading a mapped page beyond the end of the file would kill the process.
+        try:
+            file = os.stat(self._path)
+        except FileNotFoundError:
+            raise StoreError("down", f"{self._file} was deleted; publish again") from None
+        if file.st_ino != self._inode:
+            raise StoreError("down", f"{self._file} was replaced; open it again")
+        if file.st_size < (wanted := self._page_bytes()):
+            raise CorruptError(
+                f"{self._file} is cut off at {file.st_size} of {wanted} bytes; "
+                "delete it and publish again"
+            )
 
-    def _drop_unused(self) -> int:
-        """Delete every generation but the one in use; returns how many pairs went."""
-        current = self._read(_current)
-        keep = _prefix(current[0]) if current else None
-        removed = 0
-        for number in self._read(_numbers):
-            if _prefix(number) != keep:
-                removed += self._delete_where(_prefix(number) + PAIR, _any)
-                self._delete_where(_prefix(number), _any)
-        return removed
-
-    def _delete_where(self, prefix: bytes, wanted: Callable[[bytes], bool]) -> int:
-        removed = 0
-        for keys in self._chunks(prefix, wanted):
-            self._delete(keys)
-            removed += len(keys)
-        return removed
-
-    def _chunks(self, prefix: bytes, wanted: Callable[[bytes], bool]) -> Iterator[list[bytes]]:
-        """Keys below a prefix whose values are wanted, in chunks; safe while they are deleted."""
+    def _chunks(self, prefix: bytes) -> Iterator[list[tuple[bytes, bytes]]]:
         start: bytes | None = prefix
         while start is not None:
-            keys, start = self._read(partial(_scan, prefix=prefix, start=start, wanted=wanted))
-            if keys:
-                yield keys
+            items, start = self._read(partial(_scan, prefix=prefix, start=start))
+            if items:
+                yield items
 
 
 @contextmanager
-def open_store(folder: Path, *, write: bool = False) -> Iterator[LmdbStore]:
-    """The store in `folder`; `DataError` when it is to be read and is not there.
+def open_shelf(
+    folder: Path, *, write: bool = False, wait_s: float = WRITER_WAIT_S
+) -> Iterator[LmdbShelf]:
+    """The shelf in `folder`; `StoreError` when it is to be read and is not there.
 
-    A process may hold one store open once at a time (a rule of LMDB).
+    A writer waits `wait_s` seconds for another one. A process may hold one shelf open once at a
+    time (a rule of LMDB).
     """
     data = folder / "lmdb"
-    if not write and not (data / "data.mdb").is_file():
-        raise DataError(f"{folder} holds no Solaris store; run the publish stage first")
+    file = data / "data.mdb"
+    if not write and not file.is_file():
+        raise StoreError("down", f"{folder} holds no Solaris store; run the publish stage first")
     data.mkdir(parents=True, exist_ok=True)
-    size = max(FIRST_MAP_BYTES, _file_bytes(data / "data.mdb"))
-    with lmdb.open(str(data), map_size=size, readonly=not write, max_readers=512) as environment:
-        yield LmdbStore(environment, folder)
-
-
-def _any(_: bytes) -> bool:
-    return True
-
-
-def _file_bytes(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
+    size = max(FIRST_MAP_BYTES, file.stat().st_size if file.is_file() else 0)
+    try:
+        environment = lmdb.open(str(data), map_size=size, readonly=not write, max_readers=512)
+    except lmdb.Error as error:
+        raise CorruptError(f"{file} is no LMDB file: {error}; delete it, publish again") from None
+    with environment:
+        yield LmdbShelf(environment, folder, wait_s)
 
 
 def _prefix(number: int) -> bytes:
     return b"g" + number.to_bytes(4, "big")
 
 
-def _get(txn: lmdb.Transaction, keys: list[bytes]) -> list[bytes | None]:
-    # The transactions here give bytes, never views (buffers=False).
-    return cast(list[bytes | None], [txn.get(key) for key in keys])
-
-
-def _current(txn: lmdb.Transaction) -> tuple[int, Generation] | None:
-    (text,) = _get(txn, [CURRENT])
-    if text is None:
-        return None
-    record = json.loads(text)
-    return record.pop("number"), from_dict(Generation, record)
-
-
-def _need_current(txn: lmdb.Transaction, folder: Path) -> tuple[int, Generation]:
-    current = _current(txn)
-    if current is None:
-        raise DataError(f"store {folder} is empty; run the publish stage first")
-    return current
+def _keys(number: int, kind: Kind, user_N: Int64s) -> list[bytes]:
+    prefix, ids = _prefix(number) + kind, user_N.astype(">i8").tobytes()
+    return [prefix + ids[i : i + 8] for i in range(0, len(ids), 8)]
 
 
 def _numbers(txn: lmdb.Transaction) -> list[int]:
@@ -306,31 +243,17 @@ def _numbers(txn: lmdb.Transaction) -> list[int]:
 
 
 def _scan(
-    txn: lmdb.Transaction, prefix: bytes, start: bytes, wanted: Callable[[bytes], bool]
-) -> tuple[list[bytes], bytes | None]:
-    keys: list[bytes] = []
+    txn: lmdb.Transaction, prefix: bytes, start: bytes
+) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
+    items: list[tuple[bytes, bytes]] = []
     with txn.cursor() as cursor:
         found = cursor.set_range(start)
         while found:
             key, value = cast(tuple[bytes, bytes], cursor.item())
             if not key.startswith(prefix):
                 break
-            if len(keys) == WRITES_PER_TRANSACTION:
-                return keys, key
-            if wanted(value):
-                keys.append(key)
+            if len(items) == WRITES_PER_TRANSACTION:
+                return items, key
+            items.append((key, value))
             found = cursor.next()
-    return keys, None
-
-
-def _pair_keys(number: int, user_N: Int64s, ad_N: Int64s) -> list[bytes]:
-    ids_N = np.stack([user_N, ad_N], axis=1).astype(">i8")
-    return _keys(_prefix(number) + PAIR, ids_N.tobytes(), 16)
-
-
-def _user_keys(number: int, user_N: Int64s) -> list[bytes]:
-    return _keys(_prefix(number) + USER, user_N.astype(">i8").tobytes(), 8)
-
-
-def _keys(prefix: bytes, ids: bytes, size: int) -> list[bytes]:
-    return [prefix + ids[i : i + size] for i in range(0, len(ids), size)]
+    return items, None

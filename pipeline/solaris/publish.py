@@ -15,9 +15,9 @@ from pipeline.run.manifest import (
 )
 from pipeline.run.paths import Run
 from pipeline.run.window import DAY_US, HOUR_US, day_begin_us
-from pipeline.solaris.lmdb_store import open_store
-from pipeline.solaris.policy import MINUTE_US
+from pipeline.solaris.rankings import MINUTE_US
 from pipeline.solaris.store import Generation, newest_of_pairs
+from pipeline.solaris.stores import open_store, place_of
 from pipeline.solaris.vectors import shard_names, verified
 
 
@@ -28,7 +28,7 @@ def publish(run: Run, unit: str) -> Manifest:
     was deleted comes back. A store that serves a newer day is left alone.
     """
     generation = generation_of(run, epoch_in_force(run))
-    with open_store(run.store(), write=True) as store:
+    with open_store(place_of(run), write=True) as store:
         store.publish(generation, (verified(run, shard) for shard in shard_names(run)))
 
     def build(folder: Path) -> Outcome:
@@ -49,7 +49,9 @@ def generation_of(run: Run, epoch: Epoch) -> Generation:
     """The generation that this run's vectors make, as of the end of its day."""
     solaris = run.config.solaris
     return Generation(
-        fingerprint=fingerprint_of({**inputs_of(run), "ttl": solaris.ttl_hours}),
+        fingerprint=fingerprint_of(
+            {**inputs_of(run), "ttl": solaris.ttl_hours, "neighbours": solaris.neighbours}
+        ),
         epoch=epoch.id,
         day=run.config.day,
         fm_cut_us=epoch.fm_cut_us,
@@ -58,6 +60,7 @@ def generation_of(run: Run, epoch: Epoch) -> Generation:
         delay_us=int(solaris.delay_minutes * MINUTE_US),
         width=run.config.model.representation_dim,
         dtype=run.config.transfer.quantization,
+        neighbours=solaris.neighbours,
     )
 
 

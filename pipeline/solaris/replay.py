@@ -23,7 +23,7 @@ from pipeline.run.paths import Run
 from pipeline.solaris.history import VectorHistory
 from pipeline.solaris.publish import generation_of, inputs_of
 from pipeline.solaris.requests import partition_inputs, read_requests
-from pipeline.solaris.serving import EXACT, SOURCES, USER, Served
+from pipeline.solaris.serving import EXACT, NEIGHBOURS, SOURCES, USER, Served
 from pipeline.solaris.store import Int64s, Vectors
 from pipeline.solaris.vectors import shard_names, verified
 
@@ -43,7 +43,7 @@ def replay(run: Run, unit: str) -> Manifest:
     shown_parts = partitions(run, "impressions", day)
 
     def build(folder: Path) -> Outcome:
-        history = VectorHistory(_written(run), generation)
+        history = VectorHistory(_written(run), generation, run.config.solaris.neighbours)
         asked = _asked(run)
         sources, ages = _sources(history, *asked)
         coverage = {"asked": shares(sources, ages)}
@@ -74,7 +74,7 @@ def shares(source_R: np.ndarray, age_s_R: np.ndarray) -> dict[str, Any]:
     figures: dict[str, Any] = {"count": len(source_R)}
     figures |= {name: int((source_R == i).sum()) / count for i, name in enumerate(SOURCES)}
     figures["covered"] = figures["exact"] + figures["user"]
-    for source in (EXACT, USER):
+    for source in (EXACT, USER, NEIGHBOURS):
         ages = age_s_R[source_R == source]
         if len(ages):
             hours = np.quantile(ages, QUANTILES) / 3600
@@ -83,6 +83,11 @@ def shares(source_R: np.ndarray, age_s_R: np.ndarray) -> dict[str, Any]:
                 for q, h in zip(QUANTILES, hours, strict=True)
             }
     return figures
+
+
+def best_age(served: Served) -> np.ndarray:
+    """The age in seconds of what `source_B` names."""
+    return np.where(served.source_B == USER, served.user_age_s_B, served.age_s_B)
 
 
 def require_coverage(asked: dict[str, Any], floor: float) -> None:
@@ -121,7 +126,7 @@ def _sources(
     for begin in range(0, len(user_R), CHUNK):
         rows = slice(begin, begin + CHUNK)
         served = history.serve(user_R[rows], ad_R[rows], ts_us_R[rows])
-        source_R[rows], age_s_R[rows] = served.source_B, served.age_s_B
+        source_R[rows], age_s_R[rows] = served.source_B, best_age(served)
     return source_R, age_s_R
 
 
@@ -136,12 +141,13 @@ def _shown(run: Run) -> pl.DataFrame:
 
 
 def _shown_coverage(run: Run, shown: pl.DataFrame, served: Served) -> dict[str, Any]:
+    age_s_R = best_age(served)
     surface_R = shown["surface"].cast(pl.String).to_numpy()
     by_surface = {
-        name: shares(served.source_B[surface_R == name], served.age_s_B[surface_R == name])
+        name: shares(served.source_B[surface_R == name], age_s_R[surface_R == name])
         for name in run.config.surfaces
     }
-    return {"shown": shares(served.source_B, served.age_s_B), "shown_by_surface": by_surface}
+    return {"shown": shares(served.source_B, age_s_R), "shown_by_surface": by_surface}
 
 
 def _budget(run: Run) -> dict[str, Any]:
@@ -164,7 +170,11 @@ def _write_served(path: Path, shown: pl.DataFrame, served: Served) -> None:
     columns = {
         "impression_id": shown["impression_id"].to_arrow(),
         "source": sources,
+        "pair": pa.DictionaryArray.from_arrays(pa.array(served.pair_B), pa.array(SOURCES)),
         "age_s": pa.array(served.age_s_B),
         "z": to_arrow(served.z_Bd),
+        "user": pa.array(served.user_B),
+        "user_age_s": pa.array(served.user_age_s_B),
+        "user_z": to_arrow(served.user_z_Bd),
     }
     pq.write_table(pa.table(columns), path, compression="zstd")

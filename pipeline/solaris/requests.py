@@ -5,6 +5,7 @@ Suffixes: Q requests, F finalists (rows of all requests, concatenated).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,8 @@ class Requests:
     """Requests in time order; request q owns finalists `first_Q[q] : first_Q[q + 1]`, best first.
 
     `first_Q` has one entry more than there are requests. `ts_us_Q` in microseconds, `surface_Q`
-    as its name; `rank_F` starts at 0.
+    as its name; `rank_F` starts at 0; `score_F` is how far the delivery score lies below the best
+    of the request, 0 for all where the source has none.
     """
 
     request_Q: Int64s
@@ -37,6 +39,7 @@ class Requests:
     first_Q: Int64s
     ad_F: Int64s
     rank_F: Int64s
+    score_F: npt.NDArray[np.float32]
 
     def __len__(self) -> int:
         return len(self.request_Q)
@@ -45,6 +48,21 @@ class Requests:
     def request_of_F(self) -> Int64s:
         """Index of the request that owns each finalist."""
         return np.repeat(np.arange(len(self)), np.diff(self.first_Q))
+
+    def since(self, begin_us: int) -> Requests:
+        """The requests at or after a time."""
+        first = int(np.searchsorted(self.ts_us_Q, begin_us))
+        row = int(self.first_Q[first])
+        return Requests(
+            request_Q=self.request_Q[first:],
+            user_Q=self.user_Q[first:],
+            ts_us_Q=self.ts_us_Q[first:],
+            surface_Q=self.surface_Q[first:],
+            first_Q=self.first_Q[first:] - row,
+            ad_F=self.ad_F[row:],
+            rank_F=self.rank_F[row:],
+            score_F=self.score_F[row:],
+        )
 
 
 def read_requests(run: Run, days: tuple[str, ...]) -> Requests:
@@ -82,8 +100,19 @@ def solaris_days(run: Run) -> tuple[str, ...]:
     return tuple(day_of_us(last - back * DAY_US) for back in span)
 
 
+def taught_days(run: Run) -> tuple[str, ...]:
+    """The days that are read: those played, and before them what predictions learn from.
+
+    That is a day of offers, the life of its vectors after it, and a day that it looks back on.
+    """
+    played = solaris_days(run)
+    lessons = math.ceil(1 + run.config.solaris.ttl_hours / 24) + 1
+    first = day_begin_us(played[0])
+    return (*(day_of_us(first - back * DAY_US) for back in range(lessons, 0, -1)), *played)
+
+
 def group_requests(rows: pl.DataFrame) -> Requests:
-    """Requests from finalist rows (`COLUMNS`, `rank`); a request is (time, id, user).
+    """Requests from finalist rows (`COLUMNS`, `rank`, `score`); a request is (time, id, user).
 
     Rows may come in any order; duplicates of an ad in a request keep the best rank.
     """
@@ -95,7 +124,10 @@ def group_requests(rows: pl.DataFrame) -> Requests:
     new_F[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
     begin_Q = np.flatnonzero(new_F).astype(np.int64)
     first_Q = np.append(begin_Q, len(rows)).astype(np.int64)
-    rank_F = np.arange(len(rows)) - np.repeat(begin_Q, np.diff(first_Q))
+    size_Q = np.diff(first_Q)
+    rank_F = np.arange(len(rows)) - np.repeat(begin_Q, size_Q)
+    score_F = rows["score"].to_numpy()
+    best_Q = np.maximum.reduceat(score_F, begin_Q) if len(rows) else score_F
     return Requests(
         request_Q=rows["request_id"].to_numpy()[begin_Q],
         user_Q=rows["user_id"].to_numpy()[begin_Q],
@@ -104,12 +136,15 @@ def group_requests(rows: pl.DataFrame) -> Requests:
         first_Q=first_Q,
         ad_F=rows["ad_id"].to_numpy(),
         rank_F=rank_F.astype(np.int64),
+        score_F=np.nan_to_num(score_F - np.repeat(best_Q, size_Q)).astype(np.float32),
     )
 
 
 def _read(folder: Path) -> pl.DataFrame:
     files = sorted(folder.glob("*.parquet"))
-    rank = "rank" if "rank" in pl.read_parquet_schema(files[0]) else "position"
+    columns = pl.read_parquet_schema(files[0])
+    rank = "rank" if "rank" in columns else "position"
+    score = pl.col("score") if "score" in columns else pl.lit(0.0)
     return (
         pl.scan_parquet(files, glob=False)
         .select(
@@ -117,6 +152,7 @@ def _read(folder: Path) -> pl.DataFrame:
             pl.col("surface").cast(pl.String),
             pl.col("ts").dt.epoch("us").alias("ts_us"),
             pl.col(rank).cast(pl.Int64).alias("rank"),
+            score.cast(pl.Float32).alias("score"),
         )
         .collect()
     )

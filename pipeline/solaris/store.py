@@ -1,21 +1,48 @@
-"""What a Solaris store does, whatever holds it: generations of vectors, read by pair and by user.
+"""What a Solaris store holds, and what its shelf must do: generations of vectors by user.
 
 A *generation* is one complete batch of verified vectors (one epoch, one day). It is written
 beside the one in use and takes its place in one step; readers see the old one or the new one.
-Suffixes: N pairs, B lookups, d code width, S entries of a user's recent list.
+All vectors of a user are one record, because a request asks for one user and many ads; a second
+record holds the user's embedding and nearest users. Suffixes: N pairs, U users, K neighbours, d
+code width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Final, Protocol
+from functools import lru_cache
+from typing import Final, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.run.codec import from_dict, to_dict
+from pipeline.run.errors import DataError, RetryError
+
 Int64s = npt.NDArray[np.int64]
-RECENT: Final = 16  # entries of a user's recent list
+T = TypeVar("T")
+Kind = Literal[b"u", b"n"]
+VECTORS: Final[Kind] = b"u"  # all vectors of a user
+NEAREST: Final[Kind] = b"n"  # a user's embedding and neighbours
+STRANGER: Final = -(2**63)  # the user whose neighbours are those of all without any
+RECENT: Final = 16  # vectors that make a user's mean
+LAYOUT: Final = 2  # of the records; a store of another layout is replaced, not read
+FaultKind = Literal["down", "slow", "full", "corrupt"]
+
+
+class StoreError(RetryError):
+    """The store cannot answer now; `kind` says how."""
+
+    def __init__(self, kind: FaultKind, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class CorruptError(DataError):
+    """The store answered bytes that nobody wrote."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +51,8 @@ class Generation:
 
     `fingerprint` identifies the vectors; `width` codes of `dtype` ("int8" or "float32") make a
     vector. A vector written at w serves times t with w + delay_us <= t < w + ttl_us. Vectors
-    whose life ended by `as_of_us` were left out.
+    whose life ended by `as_of_us` were left out. `neighbours`: how many nearest users each user
+    has a list of.
     """
 
     fingerprint: str
@@ -36,6 +64,7 @@ class Generation:
     delay_us: int
     width: int
     dtype: str
+    neighbours: int = 0
 
     def alive(self, written_at_N: Int64s, now_us: Int64s | int) -> npt.NDArray[np.bool_]:
         """True where a vector may be served at `now_us`."""
@@ -67,45 +96,81 @@ class Vectors:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pairs:
-    """Answers to exact lookups; where `found_B` is false the other fields are zero."""
+class Current:
+    """What a shelf says of the generation in use: its number there, and what it is."""
 
-    found_B: npt.NDArray[np.bool_]
-    written_at_B: Int64s
-    score_B: npt.NDArray[np.float32]
-    z_Bd: npt.NDArray[np.generic]
+    number: int
+    generation: Generation
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecentLists:
-    """Users' newest vectors, newest first; slots where `found_BS` is false are zero."""
+class Reading(Protocol):
+    """One moment of a shelf: every answer comes from the same generation."""
 
-    found_BS: npt.NDArray[np.bool_]
-    written_at_BS: Int64s
-    z_BSd: npt.NDArray[np.generic]
+    current: Current | None
+
+    def get(self, kind: Kind, user_N: Int64s) -> list[bytes | None]:
+        """Users' records of the generation in use, in the order of the users."""
 
 
-class VectorStore(Protocol):
-    """One writer, many readers. Times to live are honoured on read and by `compact`."""
+class Writing(Protocol):
+    """A shelf in the hands of its one writer."""
 
-    def generation(self) -> Generation | None:
-        """The generation in use, None in an empty store."""
+    def begin(self, as_of_us: int) -> int:
+        """A number that no generation has; the ends of its records count from `as_of_us`."""
 
-    def publish(self, generation: Generation, batches: Iterable[Vectors]) -> int:
-        """Write a generation beside the one in use and switch to it; returns the vectors kept.
+    def put(
+        self, number: int, kind: Kind, user_U: Int64s, records: list[bytes], end_us_U: Int64s | None
+    ) -> None:
+        """Store records of a generation, replacing those there.
 
-        A user's vectors must come in one batch. Of a pair's vectors the newest is kept. Nothing
-        is written when the fingerprint is in use already or a newer day is.
+        Nobody needs them from `end_us_U` on; None when these times stay as they are.
         """
 
-    def pairs(self, user_B: Int64s, ad_B: Int64s, now_us: int) -> Pairs:
-        """Exact lookups at a time."""
+    def switch(self, current: Current) -> None:
+        """Make a generation the one in use, in one step, when all of it is safe."""
 
-    def recent(self, user_B: Int64s, now_us: int) -> RecentLists:
-        """Users' recent lists at a time."""
+    def delete(self, number: int, kind: Kind, user_U: Int64s) -> None:
+        """Delete records of a generation."""
 
-    def compact(self, now_us: int) -> int:
-        """Delete vectors whose life ended by `now_us` and old generations; returns how many."""
+    def drop(self, keep: int | None) -> None:
+        """Delete every generation but one."""
+
+
+class Shelf(Protocol):
+    """Where the bytes of a store lie. One writer, many readers."""
+
+    def read(self, ask: Callable[[Reading], T]) -> T:
+        """The answer to what `ask` reads, all of it at one moment; `ask` may be called again."""
+
+    def writing(self) -> AbstractContextManager[Writing]:
+        """The right to write; `RetryError` when another writer keeps it for too long."""
+
+    def scan(self, number: int, kind: Kind) -> Iterator[list[tuple[int, bytes]]]:
+        """Users and records of a generation, in chunks."""
+
+    def used_bytes(self) -> int:
+        """Bytes that the shelf takes."""
+
+
+@lru_cache(maxsize=8)  # every request asks
+def current_of(text: bytes | None) -> Current | None:
+    """What a shelf keeps of its generation in use; None when there is none that can be read."""
+    if text is None:
+        return None
+    try:
+        record = json.loads(text)
+    except ValueError:
+        raise CorruptError(
+            "the store's entry of its generation in use is no JSON; publish again"
+        ) from None
+    if record.pop("layout", None) != LAYOUT:
+        return None
+    return from_dict(Current, record)
+
+
+def text_of(current: Current) -> bytes:
+    """The inverse of `current_of`."""
+    return json.dumps({"layout": LAYOUT, **to_dict(current)}, sort_keys=True).encode()
 
 
 def newest_of_pairs(vectors: Vectors) -> Vectors:
@@ -115,8 +180,3 @@ def newest_of_pairs(vectors: Vectors) -> Vectors:
     last_N = np.ones(len(order), dtype=bool)
     last_N[:-1] = (user_N[1:] != user_N[:-1]) | (ad_N[1:] != ad_N[:-1])
     return vectors.take(order[last_N])
-
-
-def recent_order(user_N: Int64s, ad_N: Int64s, written_at_N: Int64s) -> Int64s:
-    """The order of recent lists: by user, newest first, equal times by ad."""
-    return np.lexsort((ad_N, -written_at_N, user_N)).astype(np.int64)

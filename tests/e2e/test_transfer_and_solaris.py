@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -29,11 +30,13 @@ from pipeline.run.manifest import need_manifest, write_json
 from pipeline.run.paths import Run, open_run
 from pipeline.run.window import DAY_US, HOUR_US, window_of
 from pipeline.solaris.history import VectorHistory
-from pipeline.solaris.lmdb_store import open_store
-from pipeline.solaris.lookup import lookup, main
+from pipeline.solaris.lookup import lookup
+from pipeline.solaris.lookup_command import main
 from pipeline.solaris.precompute import precompute
 from pipeline.solaris.publish import generation_of, publish
 from pipeline.solaris.replay import _written, replay
+from pipeline.solaris.serving import EXACT, NONE, USER, Served
+from pipeline.solaris.stores import open_store
 from pipeline.solaris.vectors import shard_names
 
 SURFACE = "feed"
@@ -140,7 +143,7 @@ def test_kill_9_midway_then_again_equals_an_unkilled_run(
         assert stored(run) == stored(done[0])
 
 
-def stored(run: Run) -> list[tuple[bytes, bytes]]:
+def stored(run: Run) -> list[tuple[bytes, int, bytes]]:
     with open_store(run.store()) as store:
         return list(store.content())
 
@@ -155,7 +158,8 @@ def test_a_deleted_store_comes_back(done: tuple[Run, dict[str, str]], tmp_path: 
 def test_the_store_serves_what_the_replay_says(done: tuple[Run, dict[str, str]]) -> None:
     run, _ = done
     now = window_of(run.config).day_end
-    history = VectorHistory(_written(run), generation_of(run, epoch_in_force(run)))
+    generation, near = generation_of(run, epoch_in_force(run)), run.config.solaris.neighbours
+    history = VectorHistory(_written(run), generation, near)
     rng = np.random.default_rng(0)
     shown = pl.read_parquet(run.output("predict") / "pairs" / "shard=0.parquet")
     users, ads = shown["user_id"].to_numpy(), shown["ad_id"].to_numpy()
@@ -165,10 +169,10 @@ def test_the_store_serves_what_the_replay_says(done: tuple[Run, dict[str, str]])
     replayed = history.serve(user, ad, np.full(500, now))
     with open_store(run.store()) as store:
         served = lookup(store, user, ad, now)
-    assert np.array_equal(served.source_B, replayed.source_B)
-    assert np.allclose(served.z_Bd, replayed.z_Bd, atol=1e-6)
-    assert np.allclose(served.age_s_B, replayed.age_s_B)
-    assert len(set(served.source_B.tolist())) == 3
+    for part in fields(Served):
+        found, wanted = getattr(served, part.name), getattr(replayed, part.name)
+        assert np.allclose(found, wanted, atol=1e-6), part.name
+    assert {NONE, USER, EXACT} <= set(served.source_B.tolist())
 
 
 def test_coverage_and_served_rows(done: tuple[Run, dict[str, str]]) -> None:
@@ -185,6 +189,7 @@ def test_coverage_and_served_rows(done: tuple[Run, dict[str, str]]) -> None:
     assert coverage["budget"]["chosen"] <= coverage["budget"]["allowed"]
     empty = served.filter(pl.col("source") == "none")
     assert not np.stack(empty["z"].to_numpy()).any()
+    assert not np.stack(empty["user_z"].to_numpy()).any()
 
 
 def test_coverage_under_the_floor_publishes_nothing(
@@ -219,7 +224,7 @@ def test_lookup_command_reads_the_runs_store(
     assert main(["--run", str(run.folder), *pair]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["source"] == "exact"
-    assert len(answer["vector"]) == run.config.model.representation_dim
+    assert len(answer["pair"]["vector"]) == run.config.model.representation_dim
 
 
 def test_a_model_that_saw_the_students_labels_is_refused(planted: Run, tmp_path: Path) -> None:

@@ -21,7 +21,9 @@ from pipeline.run.errors import DataError
 from pipeline.run.presets import preset
 from pipeline.run.window import DAY_US, HOUR_US, day_begin_us
 from pipeline.solaris.candidates import pairs_file, predict
+from pipeline.solaris.offers import Codes
 from pipeline.solaris.policy import Chosen, choose_pairs
+from pipeline.solaris.rankings import ranking_of
 from pipeline.solaris.requests import Requests, group_requests, read_requests
 
 BEGIN = day_begin_us(DAY)
@@ -30,19 +32,25 @@ BEGIN = day_begin_us(DAY)
 def requests_of(rows: list[tuple[float, int, list[int]]]) -> Requests:
     """Requests from (hour, user, ads best first)."""
     flat = [
-        (q, user, "feed", BEGIN + int(hour * HOUR_US), ad, rank)
+        (q, user, "feed", BEGIN + int(hour * HOUR_US), ad, rank, -float(rank))
         for q, (hour, user, ads) in enumerate(rows)
         for rank, ad in enumerate(ads)
     ]
-    names = ["request_id", "user_id", "surface", "ts_us", "ad_id", "rank"]
+    names = ["request_id", "user_id", "surface", "ts_us", "ad_id", "rank", "score"]
     return group_requests(pl.DataFrame(flat, schema=names, orient="row"))
 
 
 def play(rows: list[tuple[float, int, list[int]]], hours: float = 24, **config: object) -> Chosen:
-    settings = SolarisConfig(**{"vectors_per_request": 2.0, "tick_minutes": 60.0, **config})  # type: ignore[arg-type]
-    return choose_pairs(
-        requests_of(rows), settings, begin_us=BEGIN, end_us=BEGIN + int(hours * HOUR_US)
+    settings = SolarisConfig(
+        **{"vectors_per_request": 2.0, "tick_minutes": 60.0, "policy": "recent", **config}  # type: ignore[arg-type]
     )
+    return chosen_of(requests_of(rows), settings, BEGIN, BEGIN + int(hours * HOUR_US))
+
+
+def chosen_of(requests: Requests, settings: SolarisConfig, begin_us: int, end_us: int) -> Chosen:
+    codes = Codes(requests)
+    ranking = ranking_of(requests, codes, settings)
+    return choose_pairs(requests, codes, ranking, settings, begin_us=begin_us, end_us=end_us)
 
 
 def listed(chosen: Chosen) -> list[tuple[int, int, float]]:
@@ -109,7 +117,7 @@ def test_an_empty_day_is_no_pairs(tmp_path: Path) -> None:
 
 def test_no_requests_is_no_pairs() -> None:
     empty = requests_of([(0.5, 1, [7])])
-    chosen = choose_pairs(empty, SolarisConfig(), begin_us=BEGIN + DAY_US, end_us=BEGIN + DAY_US)
+    chosen = chosen_of(empty, SolarisConfig(), BEGIN + DAY_US, BEGIN + DAY_US)
     assert len(chosen.user_N) == 0
 
 
@@ -164,6 +172,6 @@ def test_a_large_day_takes_seconds() -> None:
     ).with_columns(pl.col("ts").dt.epoch("us").alias("ts_us"))
     requests = group_requests(copies)
     began = time.perf_counter()
-    chosen = choose_pairs(requests, SolarisConfig(), begin_us=BEGIN, end_us=BEGIN + DAY_US)
+    chosen = chosen_of(requests, SolarisConfig(), BEGIN, BEGIN + DAY_US)
     assert len(chosen.user_N) > count
     assert time.perf_counter() - began < 20

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +10,11 @@ from hypothesis import strategies as st
 
 from pipeline.run.errors import ContractError
 from pipeline.solaris.history import VectorHistory
-from pipeline.solaris.lmdb_store import open_store
 from pipeline.solaris.lookup import lookup
 from pipeline.solaris.replay import require_coverage, shares
-from pipeline.solaris.serving import EXACT, NONE, USER
+from pipeline.solaris.serving import EXACT, NONE, USER, Served
 from pipeline.solaris.store import Generation, Vectors
+from pipeline.solaris.stores import open_store
 
 WIDTH, TTL, DELAY = 3, 20, 2
 
@@ -51,7 +52,11 @@ def served(
     got = VectorHistory(vectors(rows), generation()).serve(
         np.array([user]), np.array([ad]), np.array([now])
     )
-    return int(got.source_B[0]), round(float(got.z_Bd[0, 0]) * 127), float(got.age_s_B[0]) * 1e6
+    if got.source_B[0] == USER:
+        z_d, age_s = got.user_z_Bd[0], got.user_age_s_B[0]
+    else:
+        z_d, age_s = got.z_Bd[0], got.age_s_B[0]
+    return int(got.source_B[0]), round(float(z_d[0]) * 127), float(age_s) * 1e6
 
 
 def test_life_of_a_vector() -> None:
@@ -107,9 +112,9 @@ def test_the_store_serves_the_same(
     with tempfile.TemporaryDirectory() as folder, open_store(Path(folder), write=True) as store:
         store.publish(generation(as_of=now), [available])
         stored = lookup(store, user, ad, now)
-    assert np.array_equal(stored.source_B, replayed.source_B)
-    assert np.allclose(stored.age_s_B, replayed.age_s_B)
-    assert np.allclose(stored.z_Bd, replayed.z_Bd, atol=1e-6)
+    for part in fields(Served):
+        found, wanted = getattr(stored, part.name), getattr(replayed, part.name)
+        assert np.allclose(found, wanted, atol=1e-6), part.name
 
 
 def test_coverage_under_the_floor_is_a_broken_contract() -> None:

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_lmdb_store import AS_OF, HOUR, generation, vectors
+from store_world import AS_OF, HOUR, generation, vectors
 
 from pipeline.run.errors import ConfigError
-from pipeline.solaris.lmdb_store import open_store
-from pipeline.solaris.lookup import lookup, main
+from pipeline.solaris.lookup import lookup
+from pipeline.solaris.lookup_command import main
 from pipeline.solaris.serving import EXACT, NONE, USER
+from pipeline.solaris.stores import open_store
 
 
 @pytest.fixture
@@ -20,17 +21,21 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_exact_then_user_then_none(home: Path) -> None:
+def test_the_pair_and_its_user_have_fields_of_their_own(home: Path) -> None:
     with open_store(home / "store" / "one") as store:
         got = lookup(store, np.array([1, 1, 2, 9]), np.array([6, 7, 9, 5]), AS_OF)
     assert list(got.source_B) == [EXACT, USER, USER, NONE]
+    assert list(got.pair_B) == [EXACT, NONE, NONE, NONE]
+    assert list(got.user_B) == [True, True, True, False]
     assert got.z_Bd[0, 0] == -1.0
+    assert not got.z_Bd[1:].any()
+    assert list(got.age_s_B) == [13 * 3600, 0, 0, 0]
     weight = np.exp(-1 / 12) / (np.exp(-1 / 12) + np.exp(-13 / 12))
-    assert np.allclose(got.z_Bd[1], 2 * weight - 1)
-    assert np.allclose(got.age_s_B[:2], [13 * 3600, 3600 * (weight + 13 * (1 - weight))])
-    assert np.allclose(got.z_Bd[2], 64 / 127)
-    assert not got.z_Bd[3].any()
-    assert got.age_s_B[3] == 0
+    assert np.allclose(got.user_z_Bd[:2], 2 * weight - 1)
+    assert np.allclose(got.user_age_s_B[:2], 3600 * (weight + 13 * (1 - weight)))
+    assert np.allclose(got.user_z_Bd[2], 64 / 127)
+    assert not got.user_z_Bd[3].any()
+    assert got.user_age_s_B[3] == 0
 
 
 def test_command_prints_vector_source_and_age(
@@ -38,8 +43,8 @@ def test_command_prints_vector_source_and_age(
 ) -> None:
     assert main(["--home", str(home), "--user", "2", "--ad", "5"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert (answer["source"], answer["age_s"]) == ("exact", 7200.0)
-    assert len(answer["vector"]) == 4
+    assert (answer["source"], answer["pair"]["age_s"]) == ("exact", 7200.0)
+    assert answer["pair"]["vector"] == answer["user_mean"]["vector"] == [round(64 / 127, 6)] * 4
     late = "1970-02-12T16:00:00"  # hour 1024 since 1970: 26 hours after the vector
     assert AS_OF + 24 * HOUR == 1024 * HOUR
     assert main(["--home", str(home), "--user", "2", "--ad", "5", "--at", late]) == 0

@@ -1,0 +1,29 @@
+"""What Solaris covers, and what that is worth to students.
+
+`python -m benchmarks solaris [--quick]`: candidate prediction against its baselines and an oracle
+at equal budget, and the coverage by source that it gives.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from benchmarks import _solaris_coverage
+from benchmarks._measure import report
+
+
+def main(argv: list[str]) -> int:
+    """Measure and print; the last line is JSON."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks solaris")
+    parser.add_argument("--quick", action="store_true", help="one small world, not three")
+    arguments = parser.parse_args(argv)
+    figures = _solaris_coverage.figures(quick=arguments.quick)
+    for name, value in figures.items():
+        print(f"{name:30} {value:8.4f}", flush=True)
+    return report("solaris", figures, _solaris_coverage.TARGETS)
+
+
+if __name__ == "__main__":
+    import sys
+
+    sys.exit(main(sys.argv[1:]))
