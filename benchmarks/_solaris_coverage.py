@@ -24,7 +24,7 @@ from pipeline.solaris.signals import Floats
 from pipeline.solaris.store import Generation, Vectors
 
 LAST_DAY = "2026-11-29"
-DAYS = 5  # the replayed one, a day of warm-up, and those that the predictor learns from
+DAYS = 4  # the replayed one, a day of warm-up, and those that the predictor learns from
 TIGHT, DEFAULT = 2.0, 3.5  # vectors per request
 TARGETS: dict[str, Bound] = {
     "coverage_exact": (">=", 0.40),

@@ -218,6 +218,7 @@ class SolarisConfig:
     warmup_days: int = 1
     num_shards: int = 2
     coverage_floor: float = 0.0
+    sweeps: bool = True  # what other budgets and TTLs would cover, for a part of the users
 
     def __post_init__(self) -> None:
         check_store(self.store, clear_password=False)

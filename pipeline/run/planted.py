@@ -23,9 +23,9 @@ class PlantedConfig:
     standard deviation of the logarithm of a user's activity, which decides how long the longest
     histories are. `organic_per_user_day`: expected organic events of a user of mean activity.
     `exhausted`: part of the ads whose budget runs out on a day, at some hour; from then on they are
-    no finalists. `variant`: the click logit of an ads log, or the one of scaling tests, made of events' orders,
-    pairs and contexts. `memory_events`, `memory_days`: how many of a user's last events the logit
-    of scaling tests reads, and in how many days an event's weight falls to 1/e.
+    no finalists. `variant`: the click logit of an ads log, or the one of scaling tests, made of
+    events' orders, pairs and contexts. `memory_events`, `memory_days`: how many of a user's last
+    events the logit of scaling tests reads, and in how many days an event's weight falls to 1/e.
     """
 
     seed: int = 0

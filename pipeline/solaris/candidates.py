@@ -55,7 +55,10 @@ def predict(run: Run, unit: str) -> Manifest:
         _write_requests(folder / "requests.parquet", requests)
         figures = _figures(chosen, requests) | {"finalists_from": source_table(run)}
         if isinstance(ranking, ExpectedAsks):
-            learned = {day_of_us(day * DAY_US): count for day, count in ranking.fitted.items()}
+            learned = {
+                day_of_us(day * DAY_US): lesson.offers if lesson.model else 0
+                for day, lesson in ranking.lessons.items()
+            }
             figures |= {"learned_from": learned}
         return Outcome(rows=len(chosen.user_N), figures=figures)
 

@@ -40,17 +40,23 @@ class VectorHistory:
         self._neighbours = neighbours
         self._days: dict[int, Neighbourhood] = {}
 
-    def serve(self, user_R: Int64s, ad_R: Int64s, ts_us_R: Int64s) -> Served:
-        """What each lookup gets; a user's mean is made once per time, for all ads of a request."""
+    def serve(
+        self, user_R: Int64s, ad_R: Int64s, ts_us_R: Int64s, *, best_only: bool = False
+    ) -> Served:
+        """What each lookup gets; a user's mean is made once per time, for all ads of a request.
+
+        `best_only` saves the neighbours of lookups that have a better source.
+        """
         exact_R = self._exact(user_R, ad_R, ts_us_R)
         found_R = exact_R != NONE
         asks, owner_R = np.unique(np.stack([user_R, ts_us_R]), axis=1, return_inverse=True)
         means = self._user_means(asks[0], asks[1])
+        lacking_R = ~found_R & ~(best_only & means.found_B[owner_R])
         return serve(
             found_B=found_R,
             age_us_B=ts_us_R - self._at(self._v.written_at_N, exact_R),
             z_Bd=self._at(self._v.z_Nd, exact_R),
-            near=self._near(user_R, ad_R, ts_us_R, ~found_R),
+            near=self._near(user_R, ad_R, ts_us_R, lacking_R),
             user=Means(
                 found_B=means.found_B[owner_R],
                 age_s_B=means.age_s_B[owner_R],

@@ -6,6 +6,7 @@ sees a later request. Suffixes: P distinct pairs, U users, M offers of the past,
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
@@ -20,8 +21,19 @@ from pipeline.solaris.predictor import AskModel, fit
 from pipeline.solaris.requests import Int64s, Requests
 from pipeline.solaris.signals import FEATURES, Floats, Signals
 
-FIT_FINALISTS: Final = 60_000  # of a day of fitting: of more, those of a part of the users
+FIT_FINALISTS: Final = 40_000  # of a day of fitting: of more, those of a part of the users
 MINUTE_US: Final = 60_000_000
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A day's model, None where its offers said too little, and how many these were."""
+
+    model: AskModel | None
+    offers: int
+
+
+Lessons = dict[int, Lesson]  # by day since 1970
 
 
 class Ranking(Protocol):
@@ -34,10 +46,16 @@ class Ranking(Protocol):
         """One number per pair offered, the larger the better."""
 
 
-def ranking_of(requests: Requests, codes: Codes, config: SolarisConfig) -> Ranking:
-    """The ranking that `solaris.policy` names."""
+def ranking_of(
+    requests: Requests, codes: Codes, config: SolarisConfig, lessons: Lessons | None = None
+) -> Ranking:
+    """The ranking that `solaris.policy` names.
+
+    `lessons`, of the same requests and a config that differs in the budget alone, save learning
+    again.
+    """
     if config.policy == "logistic":
-        return ExpectedAsks(requests, codes, config)
+        return ExpectedAsks(requests, codes, config, lessons)
     return Popular(requests, codes) if config.policy == "popularity" else Recent()
 
 
@@ -76,31 +94,37 @@ class ExpectedAsks:
     midnight. Where those say too little, recent finalists are taken.
     """
 
-    def __init__(self, requests: Requests, codes: Codes, config: SolarisConfig) -> None:
+    def __init__(
+        self,
+        requests: Requests,
+        codes: Codes,
+        config: SolarisConfig,
+        lessons: Lessons | None = None,
+    ) -> None:
         self._requests, self._codes, self._config = requests, codes, config
+        self.lessons: Lessons = {} if lessons is None else lessons
         self._signals = Signals(requests, codes)
         self._asks = index_by_owner(codes.pair_F, requests.ts_us_Q[requests.request_of_F])
         self._since, self._day = 0, -1
-        self._model: AskModel | None = None
-        self.fitted: dict[int, int] = {}  # by day since 1970: offers learned from
 
     def advance(self, until: int, now_us: int) -> None:
         """Count the requests; past a midnight, fit anew first."""
         if now_us // DAY_US != self._day:
             self._day = now_us // DAY_US
-            x_MK, asks_M = self._lessons(self._day * DAY_US)
-            self._model = fit(x_MK, asks_M)
-            self.fitted[self._day] = len(asks_M) if self._model else 0
+            if self._day not in self.lessons:
+                x_MK, asks_M = self._offers_before(self._day * DAY_US)
+                self.lessons[self._day] = Lesson(fit(x_MK, asks_M), len(asks_M))
         self._signals.read(self._since, until, now_us)
         self._since = until
 
     def priorities(self, offer: Offer, now_us: int) -> Floats:
         """Expected asks; what recent finalists get while there is no model."""
-        if self._model is None:
+        model = self.lessons[self._day].model
+        if model is None:
             return offer.recent_C
-        return self._model.asks(self._signals.features(offer.pair_C, now_us))
+        return model.asks(self._signals.features(offer.pair_C, now_us))
 
-    def _lessons(self, midnight_us: int) -> tuple[Floats, Int64s]:
+    def _offers_before(self, midnight_us: int) -> tuple[Floats, Int64s]:
         """Features (M, K) of a day's offers, and how often each was asked for until midnight."""
         ttl_us = int(self._config.ttl_hours * HOUR_US)
         delay_us, tick_us = (

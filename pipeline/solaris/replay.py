@@ -20,11 +20,13 @@ from pipeline.mixing.canonical import partitions
 from pipeline.run.errors import ContractError
 from pipeline.run.manifest import Manifest, Outcome, need_manifest, produce, write_json
 from pipeline.run.paths import Run
+from pipeline.run.window import day_begin_us
 from pipeline.solaris.history import VectorHistory
 from pipeline.solaris.publish import generation_of, inputs_of
-from pipeline.solaris.requests import partition_inputs, read_requests
-from pipeline.solaris.serving import EXACT, NEIGHBOURS, SOURCES, USER, Served
-from pipeline.solaris.store import Int64s, Vectors
+from pipeline.solaris.requests import Requests, partition_inputs, read_requests, taught_days
+from pipeline.solaris.serving import EXACT, NEIGHBOURS, NONE, SOURCES, USER, Served
+from pipeline.solaris.store import Vectors
+from pipeline.solaris.sweeps import sample_parts, sweeps
 from pipeline.solaris.vectors import shard_names, verified
 
 log = logging.getLogger(__name__)
@@ -39,31 +41,33 @@ def replay(run: Run, unit: str) -> Manifest:
     under `solaris.coverage_floor`; nothing is published then.
     """
     generation = generation_of(run, epoch_in_force(run))
-    day = (run.config.day,)
+    day, taught, solaris = (run.config.day,), taught_days(run), run.config.solaris
     shown_parts = partitions(run, "impressions", day)
 
     def build(folder: Path) -> Outcome:
-        history = VectorHistory(_written(run), generation, run.config.solaris.neighbours)
-        asked = _asked(run)
-        sources, ages = _sources(history, *asked)
-        coverage = {"asked": shares(sources, ages)}
-        require_coverage(coverage["asked"], run.config.solaris.coverage_floor)
+        history = VectorHistory(_written(run), generation, solaris.neighbours)
+        asked = read_requests(run, day)
+        coverage = {"asked": _asked_coverage(history, asked)}
+        require_coverage(coverage["asked"], solaris.coverage_floor)
         shown = _shown(run)
         served = history.serve(*(shown[n].to_numpy() for n in ("user_id", "ad_id", "ts_us")))
         coverage |= _shown_coverage(run, shown, served)
         coverage["budget"] = _budget(run)
+        if solaris.sweeps:
+            some = read_requests(run, taught, sample_parts(len(asked.ad_F)))
+            coverage |= {"sweeps": sweeps(some, solaris, day_us=day_begin_us(run.config.day))}
         _write_served(folder / "served.parquet", shown, served)
         write_json(folder / "coverage.json", coverage)
         return Outcome(rows=len(shown), figures=coverage)
 
-    inputs = inputs_of(run) | partition_inputs(run, day)
+    inputs = inputs_of(run) | partition_inputs(run, taught)
     inputs |= {f"shown/{part.surface}": part.manifest.fingerprint for part in shown_parts}
     inputs["predict"] = need_manifest(run.output("predict")).fingerprint
     return produce(
         run.output("replay"),
         stage="replay",
         inputs=inputs,
-        settings=run.config.solaris,
+        settings=solaris,
         build=build,
     )
 
@@ -111,23 +115,17 @@ def _written(run: Run) -> Vectors:
     )
 
 
-def _asked(run: Run) -> tuple[Int64s, Int64s, Int64s]:
-    """User, ad and time of every finalist of the run's day."""
-    requests = read_requests(run, (run.config.day,))
-    owner_F = requests.request_of_F
-    return requests.user_Q[owner_F], requests.ad_F, requests.ts_us_Q[owner_F]
-
-
-def _sources(
-    history: VectorHistory, user_R: Int64s, ad_R: Int64s, ts_us_R: Int64s
-) -> tuple[np.ndarray, np.ndarray]:
+def _asked_coverage(history: VectorHistory, asked: Requests) -> dict[str, Any]:
+    """Shares of all finalists of the requests."""
+    owner_R = asked.request_of_F
+    user_R, ad_R, ts_us_R = asked.user_Q[owner_R], asked.ad_F, asked.ts_us_Q[owner_R]
     source_R = np.zeros(len(user_R), dtype=np.int8)
     age_s_R = np.zeros(len(user_R), dtype=np.float32)
     for begin in range(0, len(user_R), CHUNK):
         rows = slice(begin, begin + CHUNK)
-        served = history.serve(user_R[rows], ad_R[rows], ts_us_R[rows])
+        served = history.serve(user_R[rows], ad_R[rows], ts_us_R[rows], best_only=True)
         source_R[rows], age_s_R[rows] = served.source_B, best_age(served)
-    return source_R, age_s_R
+    return shares(source_R, age_s_R)
 
 
 def _shown(run: Run) -> pl.DataFrame:
@@ -147,7 +145,9 @@ def _shown_coverage(run: Run, shown: pl.DataFrame, served: Served) -> dict[str, 
         name: shares(served.source_B[surface_R == name], age_s_R[surface_R == name])
         for name in run.config.surfaces
     }
-    return {"shown": shares(served.source_B, age_s_R), "shown_by_surface": by_surface}
+    pair = float((served.pair_B != NONE).mean()) if len(shown) else 0.0
+    whole = shares(served.source_B, age_s_R) | {"pair": pair}
+    return {"shown": whole, "shown_by_surface": by_surface}
 
 
 def _budget(run: Run) -> dict[str, Any]:

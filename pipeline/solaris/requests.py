@@ -14,6 +14,7 @@ import numpy.typing as npt
 import polars as pl
 
 from pipeline.mixing.canonical import partitions
+from pipeline.mixing.hashing import bucket_of
 from pipeline.run.errors import DataError
 from pipeline.run.paths import Run
 from pipeline.run.window import DAY_US, day_begin_us, day_of_us
@@ -49,34 +50,41 @@ class Requests:
         """Index of the request that owns each finalist."""
         return np.repeat(np.arange(len(self)), np.diff(self.first_Q))
 
-    def since(self, begin_us: int) -> Requests:
-        """The requests at or after a time."""
-        first = int(np.searchsorted(self.ts_us_Q, begin_us))
-        row = int(self.first_Q[first])
+    def take(self, kept_Q: npt.NDArray[np.bool_]) -> Requests:
+        """The chosen requests."""
+        kept_F = np.repeat(kept_Q, np.diff(self.first_Q))
+        size_Q = np.diff(self.first_Q)[kept_Q]
         return Requests(
-            request_Q=self.request_Q[first:],
-            user_Q=self.user_Q[first:],
-            ts_us_Q=self.ts_us_Q[first:],
-            surface_Q=self.surface_Q[first:],
-            first_Q=self.first_Q[first:] - row,
-            ad_F=self.ad_F[row:],
-            rank_F=self.rank_F[row:],
-            score_F=self.score_F[row:],
+            request_Q=self.request_Q[kept_Q],
+            user_Q=self.user_Q[kept_Q],
+            ts_us_Q=self.ts_us_Q[kept_Q],
+            surface_Q=self.surface_Q[kept_Q],
+            first_Q=np.concatenate([[0], np.cumsum(size_Q)]).astype(np.int64),
+            ad_F=self.ad_F[kept_F],
+            rank_F=self.rank_F[kept_F],
+            score_F=self.score_F[kept_F],
         )
 
+    def since(self, begin_us: int) -> Requests:
+        """The requests at or after a time."""
+        return self.take(self.ts_us_Q >= begin_us)
 
-def read_requests(run: Run, days: tuple[str, ...]) -> Requests:
-    """Requests of the days that the lake holds, with their finalists.
+
+def read_requests(run: Run, days: tuple[str, ...], parts: int = 1) -> Requests:
+    """Requests of the days that the lake holds, with their finalists; of one in `parts` users.
 
     Without a candidates table a request's finalists are its impressions by position. The run's
     own day must be there: `DataError` otherwise.
     """
-    parts = partitions(run, source_table(run), days)
-    if run.config.day not in {part.day for part in parts}:
+    found = partitions(run, source_table(run), days)
+    if run.config.day not in {part.day for part in found}:
         raise DataError(
             f"{source_table(run)} of {run.config.day} are not in the lake; run ingest first"
         )
-    return group_requests(pl.concat([_read(part.folder) for part in parts]))
+    rows = pl.concat([_read(part.folder) for part in found])
+    if parts > 1:
+        rows = rows.filter(pl.Series(bucket_of(rows["user_id"].to_numpy(), parts) == 0))
+    return group_requests(rows)
 
 
 def source_table(run: Run) -> str:
@@ -103,10 +111,10 @@ def solaris_days(run: Run) -> tuple[str, ...]:
 def taught_days(run: Run) -> tuple[str, ...]:
     """The days that are read: those played, and before them what predictions learn from.
 
-    That is a day of offers, the life of its vectors after it, and a day that it looks back on.
+    That is a day of offers, and after it the life of their vectors.
     """
     played = solaris_days(run)
-    lessons = math.ceil(1 + run.config.solaris.ttl_hours / 24) + 1
+    lessons = math.ceil(1 + run.config.solaris.ttl_hours / 24)
     first = day_begin_us(played[0])
     return (*(day_of_us(first - back * DAY_US) for back in range(lessons, 0, -1)), *played)
 
