@@ -169,7 +169,11 @@ def _heads(
 
 
 def _compressor(config: ModelConfig, features: FeatureSet) -> int:
-    read, mlp, code = represented_width(features, config), config.mlp_width, config.representation_dim
+    read, mlp, code = (
+        represented_width(features, config),
+        config.mlp_width,
+        config.representation_dim,
+    )
     encode = _linear(read, mlp) + _linear(mlp, code)
     return encode + _linear(code, mlp) + _linear(mlp, read)
 
