@@ -1,7 +1,7 @@
 """The batch: what the loader hands to every model.
 
 Suffixes: B rows, F sparse features, C dense columns, K objectives, E events of one type over the
-whole batch (jagged, row-major), A attributes of an event.
+whole batch (jagged, row-major), A attributes of an event, U users.
 """
 
 from __future__ import annotations
@@ -42,3 +42,15 @@ class Batch:
     def num_rows(self) -> int:
         """Rows in the batch."""
         return int(self.surface_B.shape[0])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sharing:
+    """Whose history each row of a batch reads, where its events are one history per user.
+
+    `owner_B`: the place of a row's user among the U histories. `first_U`: one row of each user, to
+    read there what all rows of the user have in common.
+    """
+
+    owner_B: Tensor  # int64
+    first_U: Tensor  # int64

@@ -17,7 +17,7 @@ from model.baselines.interformer import InterFormer
 from model.baselines.mean import MeanEntry
 from model.baselines.widths import read_width, represented_width
 from model.baselines.wukong import Wukong
-from model.batch import Batch
+from model.batch import Batch, Sharing
 from model.compressor import Compressor
 from model.config import FeatureSet, ModelConfig, Objective, require
 from model.embedding import DenseInputs, SparseArch
@@ -56,6 +56,7 @@ class DenseArch(nn.Module):
         self.user_places = None
         if config.gdpa_context == "user":
             self.user_places = [i for i, f in enumerate(features.sparse) if f.scope != "ad"]
+        self.shares_towers = config.arch == "kunlun" and self.user_places is not None
         num_dense = len(features.dense_columns)
         self.to_width = (
             nn.Identity()
@@ -74,20 +75,33 @@ class DenseArch(nn.Module):
         )
         choose_precision(self, config)
 
-    def forward(self, inputs: DenseInputs) -> ModelOutput:
-        """Logits and representation of embedded inputs."""
+    def forward(self, inputs: DenseInputs, sharing: Sharing | None = None) -> ModelOutput:
+        """Logits and representation of embedded inputs.
+
+        With `sharing` the events are one history per user. Where no tower sees the ad, a user's
+        towers run once; elsewhere only the projection of the events does.
+        """
         x_BND = self.to_width(inputs.embedded_BFD)
-        user_BND = None if self.user_places is None else x_BND[:, self.user_places]
-        context = Context(x_BND[:, self.ad_places].flatten(1), user_BND)
+        once = sharing if self.shares_towers else None
+        context = self._context(x_BND, once)
+        spread_B = sharing.owner_B if sharing is not None and once is None else None
         if self.dense_token is not None:
             token_BD = self.dense_token(inputs.dense_BC)
             x_BND = torch.cat([x_BND, token_BD[:, None]], dim=1)
-        towers = {name: entry(inputs.events[name]) for name, entry in self.entry.items()}
+        towers = {name: entry(inputs.events[name], spread_B) for name, entry in self.entry.items()}
         out = self.trunk(x_BND, towers, context)
         read = [out.x_BND.flatten(1), out.h_BQD.flatten(1), inputs.dense_BC]
         code_Bd, reconstruction = self.compressor(out.represented_BND.flatten(1))
         logits_BK = self.heads(self.dropout(torch.cat(read, dim=1)), inputs.surface_B)
         return ModelOutput(logits_BK, code_Bd, reconstruction)
+
+    def _context(self, x_BND: Tensor, once: Sharing | None) -> Context:
+        ad_BX = x_BND[:, self.ad_places].flatten(1)
+        if self.user_places is None:
+            return Context(ad_BX, None)
+        if once is None:
+            return Context(ad_BX, x_BND[:, self.user_places])
+        return Context(ad_BX, x_BND[once.first_U][:, self.user_places], once.owner_B)
 
 
 def build_trunk(features: FeatureSet, config: ModelConfig) -> nn.Module:
@@ -123,6 +137,13 @@ class FoundationModel(nn.Module):
     def forward(self, batch: Batch) -> ModelOutput:
         """Logits [B, K] and representation [B, d] of a batch."""
         return self.dense(self.sparse(batch))
+
+    def candidates(self, batch: Batch, sharing: Sharing) -> ModelOutput:
+        """As `forward`, of a batch whose events are one history per user.
+
+        Rows of a user must agree in every feature that is not the ad's.
+        """
+        return self.dense(self.sparse(batch), sharing)
 
 
 def training_loss(output: ModelOutput, batch: Batch, task_weight_K: Tensor) -> Tensor:

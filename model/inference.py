@@ -10,13 +10,12 @@ from typing import TypeVar
 
 import torch
 
-from model.batch import Batch
-
+B = TypeVar("B")
 T = TypeVar("T")
 
 
 def forward_all(
-    forward: Callable[[Batch], T], batches: Iterable[Batch], *, workers: int | None = None
+    forward: Callable[[B], T], batches: Iterable[B], *, workers: int | None = None
 ) -> Iterator[T]:
     """Results of `forward` in the batches' order; `workers` batches (one per core) run abreast.
 
@@ -25,7 +24,7 @@ def forward_all(
     """
     workers = workers or os.cpu_count() or 1
 
-    def run(batch: Batch) -> T:
+    def run(batch: B) -> T:
         with torch.inference_mode():  # of this thread alone
             return forward(batch)
 

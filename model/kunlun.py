@@ -14,9 +14,13 @@ Event-level personalization: each `EventType` has its own width, heads, tokens, 
 of layers; after its last layer a tower rests and its H is reused. A tower that ends on
 self-attention is pooled once more by PMA, so that no layer works in vain, or skips that attention.
 
+With `gdpa_context = user` nothing in a tower depends on the ad: then one tower serves all rows of a
+user (`Context.owner_B`), and only X and the interaction are made for every row.
+
 The same from the equations, without batches: reference/stack.py. Every switch: docs/kunlun.md.
 
-Suffixes: B rows, N context tokens, n summary tokens, D model width, Q pooled tokens of all towers.
+Suffixes: B rows, U towers that rows share, N context tokens, n summary tokens, D model width,
+Q pooled tokens of all towers.
 """
 
 from __future__ import annotations
@@ -39,6 +43,7 @@ class Context:
 
     ad_BX: Tensor  # the ad's own tokens, flattened
     user_BND: Tensor | None  # user and request tokens, when towers must not see the ad
+    owner_B: Tensor | None = None  # the tower that a row of X reads; None: its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,7 @@ class KunlunLayer(nn.Module):
                 towers[name] = feed_forward(towers[name], x_sum_BnD, context.ad_BX)
         for name, pool in self.pool.items():
             h[name] = pool(towers[name])
-        x_BND = self.interact(x_BND, joined(h, x_BND))
+        x_BND = self.interact(x_BND, of_rows(joined(h, x_BND), context.owner_B))
         for name, attention in self.attention.items():
             towers[name] = attention(towers[name])
         return x_BND, towers, h
@@ -112,6 +117,7 @@ class Kunlun(nn.Module):
                 if self.last[name] == i:
                     h[name] = read(towers[name])
         h_BQD = joined(h if self.heads_read_h else {}, x_BND)
+        h_BQD = of_rows(h_BQD, context.owner_B)
         return KunlunOutput(x_BND, h_BQD, chosen(states, self.represented))
 
 
@@ -148,6 +154,13 @@ def chosen(states: list[Tensor], layers: tuple[int, ...]) -> Tensor:
 def joined(h: dict[str, Tensor], x_BND: Tensor) -> Tensor:
     """H of all towers, [B, Q, D] (Q = 0 without towers)."""
     return torch.cat(list(h.values()), dim=1) if h else x_BND[:, :0]
+
+
+def of_rows(h_UQD: Tensor, owner_B: Tensor | None) -> Tensor:
+    """H of the tower that each row reads, [B, Q, D]."""
+    if owner_B is None or not h_UQD.shape[1]:
+        return h_UQD
+    return h_UQD.index_select(0, owner_B)
 
 
 def _pooling(event: EventType, config: ModelConfig) -> nn.Module:

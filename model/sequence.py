@@ -45,13 +45,22 @@ class EventEntry(nn.Module):
         self.num_pairs = event.width // event.heads // 2
         self.project = entry_linear(event, config)
 
-    def forward(self, inputs: EventInputs) -> Sequence:
-        """Place the events of a batch in a layout."""
-        layout = kernels.arrange(inputs.lengths_B)
-        state_EW = self.project(torch.cat([*inputs.embedded, log_times(inputs)], dim=1))
-        return Sequence(layout.pack(state_EW), self._angles(inputs, layout), layout)
+    def forward(self, inputs: EventInputs, owner_B: Tensor | None = None) -> Sequence:
+        """Place the events of a batch in a layout.
 
-    def _angles(self, inputs: EventInputs, layout: Layout) -> Tensor | None:
+        With `owner_B` row b has the events of history `owner_B[b]`: they are projected once.
+        """
+        state_EW = self.project(torch.cat([*inputs.embedded, log_times(inputs)], dim=1))
+        angle_ER, lengths_B = self._angles(inputs), inputs.lengths_B
+        if owner_B is not None:
+            place_E, lengths_B = repeated(lengths_B, owner_B)
+            state_EW = state_EW.index_select(0, place_E)
+            angle_ER = None if angle_ER is None else angle_ER.index_select(0, place_E)
+        layout = kernels.arrange(lengths_B)
+        angle_PR = None if angle_ER is None else layout.pack(angle_ER)
+        return Sequence(layout.pack(state_EW), angle_PR, layout)
+
+    def _angles(self, inputs: EventInputs) -> Tensor | None:
         """ROTE (arXiv 2602.10016): t theta_r + tau_t phi_r, tau_t = log(1 + gap / tau_s)."""
         if self.rote == "none":
             return None
@@ -62,14 +71,23 @@ class EventEntry(nn.Module):
         gap_E = inputs.gap_E if self.rote == "gap" else inputs.age_E
         tau_E, theta_R = torch.log1p(gap_E / self.tau_s), self._speeds(self.theta_base, gap_E)
         if self.phi_base is None:
-            return layout.pack((at_E + tau_E)[:, None] * theta_R)
+            return (at_E + tau_E)[:, None] * theta_R
         phi_R = self._speeds(self.phi_base, gap_E)
-        return layout.pack(at_E[:, None] * theta_R + tau_E[:, None] * phi_R)
+        return at_E[:, None] * theta_R + tau_E[:, None] * phi_R
 
     def _speeds(self, base: float, like: Tensor) -> Tensor:
         """Angle of each pair per unit of position: base ** (-r / R)."""
         at_R: Tensor = torch.arange(self.num_pairs, dtype=like.dtype)
         return base ** (-at_R / self.num_pairs)
+
+
+def repeated(lengths_U: Tensor, owner_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Places of the events of every row's history, concatenated, and the rows' lengths."""
+    lengths_B = lengths_U[owner_B]
+    begin_B = (lengths_U.cumsum(0) - lengths_U)[owner_B]
+    before_B = lengths_B.cumsum(0) - lengths_B
+    place_E = torch.repeat_interleave(begin_B - before_B, lengths_B)
+    return place_E + torch.arange(len(place_E)), lengths_B
 
 
 def entry_linear(event: EventType, config: ModelConfig) -> nn.Linear:

@@ -38,11 +38,12 @@ class MeanEntry(nn.Module):
         super().__init__()
         self.project = entry_linear(event, config)
 
-    def forward(self, inputs: EventInputs) -> Mean:
-        """Mean of the events of each row, in the tower's width."""
+    def forward(self, inputs: EventInputs, owner_B: Tensor | None = None) -> Mean:
+        """Mean of the events of each row, in the tower's width; `owner_B` as in `EventEntry`."""
         blocks = (*inputs.embedded, log_times(inputs))
         mean_BX = torch.cat([mean_of_rows(x, inputs.lengths_B) for x in blocks], dim=1)
-        return Mean(self.project(mean_BX) * (inputs.lengths_B > 0)[:, None])
+        mean_BW = self.project(mean_BX) * (inputs.lengths_B > 0)[:, None]
+        return Mean(mean_BW if owner_B is None else mean_BW.index_select(0, owner_B))
 
 
 def mean_of_rows(values_EX: Tensor, lengths_B: Tensor) -> Tensor:

@@ -5,19 +5,21 @@ Suffixes: N rows, d code width, K objectives.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from model.batch import Batch
-from model.foundation import FoundationModel
+from model.foundation import ModelOutput
 from model.inference import forward_all
 from pipeline.loopfm.compress import Quantization, pack, storage_dtype
 from pipeline.run.progress import Progress
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +31,8 @@ class Scores:
 
 
 def score(
-    model: FoundationModel,
-    batches: Iterable[Batch],
+    model: Callable[[T], ModelOutput],
+    batches: Iterable[T],
     *,
     num_rows: int,
     width: int,
@@ -39,7 +41,10 @@ def score(
     title: str,
     workers: int | None = None,
 ) -> Scores:
-    """Codes and logits of all rows; `workers` batches at a time (`model.inference`)."""
+    """Codes and logits of all rows; `workers` batches at a time (`model.inference`).
+
+    `model`: a foundation model, or a function that reads what `batches` yields.
+    """
     z_Nd = np.zeros((num_rows, width), dtype=storage_dtype(quantization))
     logits_NK = np.zeros((num_rows, num_objectives), dtype=np.float32)
     done = 0

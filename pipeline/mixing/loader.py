@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 import torch
 
-from model.batch import Batch, EventBatch
+from model.batch import Batch, EventBatch, Sharing
 from model.config import FeatureSet
 from pipeline.mixing.balance import balanced_steps, even_bounds
 from pipeline.mixing.hashing import bucket_of
@@ -176,18 +176,43 @@ class BatchAssembler:
         Needs user_id, ad_id, ts_us, surface (index), every sparse and dense feature column and
         the keys of the match counts; `DataError` names what is missing.
         """
+        self._check(rows)
+        ids_NF = sparse_ids(self.features, rows)
+        return self._assembled(rows, ids_NF, np.arange(len(rows)))
+
+    def assemble_shared(self, rows: pl.DataFrame) -> tuple[Batch, Sharing]:
+        """As `assemble`, with the events of each (user, time) once (`FoundationModel.candidates`).
+
+        Rows share a history where they agree in user, time and every feature that is not the ad's.
+        """
+        self._check(rows)
+        ids_NF = sparse_ids(self.features, rows)
+        common = [f for f, feature in enumerate(self.features.sparse) if feature.scope != "ad"]
+        whose = rows.select("user_id", "ts_us").to_numpy()
+        keys_NX = np.concatenate([whose, ids_NF[:, common]], axis=1)
+        _, first_U, owner_N = np.unique(keys_NX, axis=0, return_index=True, return_inverse=True)
+        sharing = Sharing(
+            owner_B=torch.from_numpy(owner_N.astype(np.int64)), first_U=torch.from_numpy(first_U)
+        )
+        return self._assembled(rows, ids_NF, first_U), sharing
+
+    def _check(self, rows: pl.DataFrame) -> None:
         keys = [m.key for m in self.features.matches]
         wanted = ["user_id", "ad_id", "ts_us", "surface", *feature_columns(self.features), *keys]
         missing = sorted(set(wanted) - set(rows.columns))
         if missing:
             raise DataError(f"rows to assemble lack {missing}; add the columns")
+
+    def _assembled(self, rows: pl.DataFrame, ids_NF: np.ndarray, told_U: np.ndarray) -> Batch:
+        """All rows, and the histories of the rows `told_U` alone."""
         user, ts = rows["user_id"].to_numpy(), rows["ts_us"].to_numpy()
         bucket = bucket_of(user, len(self._readers))
+        of_users = (user[told_U], ts[told_U], bucket[told_U])
         shape = (len(rows), len(self.objectives))
         return _batch(
-            ids_NF=sparse_ids(self.features, rows),
+            ids_NF=ids_NF,
             dense_NC=dense_values(self.features, self._with_matches(rows, bucket)),
-            slices={n: self._visible(n, user, ts, bucket) for n in self._packs},
+            slices={n: self._visible(n, *of_users) for n in self._packs},
             surface=rows["surface"].to_numpy(),
             tasks={"y": np.zeros(shape), "m": np.zeros(shape), "w": np.ones(shape)},
             row=np.arange(len(rows)),

@@ -1,4 +1,8 @@
-"""Stage `precompute`: the epoch's snapshot reads a shard's chosen pairs, ahead of requests."""
+"""Stage `precompute`: the epoch's snapshot reads a shard's chosen pairs, ahead of requests.
+
+A user's pairs of one time lie side by side and share the user's history: it is encoded once where
+`model.gdpa_context` is "user", and looked up and projected once where it is "all".
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from model.batch import Batch
+from model.batch import Batch, Sharing
 from model.snapshot import load_snapshot
 from pipeline.loopfm.epoch import Epoch, epoch_in_force, refuse_future
 from pipeline.loopfm.scoring import score
@@ -35,6 +39,7 @@ def precompute(run: Run, unit: str) -> Manifest:
 
     def build(folder: Path) -> Outcome:
         pairs = pl.read_parquet(pairs_file(run, int(unit)))
+        pairs = pairs.sort("user_id", "at_us", maintain_order=True)
         if len(pairs):
             refuse_future(epoch, int(pairs["at_us"].min()), "vectors")  # type: ignore[arg-type]
         ids = (pairs[name].to_numpy() for name in ("user_id", "ad_id", "at_us"))
@@ -66,8 +71,9 @@ def _timelines(run: Run, group: int) -> str:
 
 def _score(run: Run, epoch: Epoch, pairs: pl.DataFrame, known: PairRows) -> VectorRows:
     config = run.config
+    model = load_snapshot(epoch.folder)
     scores = score(
-        load_snapshot(epoch.folder),
+        lambda shared: model.candidates(*shared),
         _batches(run, known.frame),
         num_rows=len(known.frame),
         width=config.model.representation_dim,
@@ -88,7 +94,7 @@ def _score(run: Run, epoch: Epoch, pairs: pl.DataFrame, known: PairRows) -> Vect
     )
 
 
-def _batches(run: Run, frame: pl.DataFrame) -> Iterator[Batch]:
+def _batches(run: Run, frame: pl.DataFrame) -> Iterator[tuple[Batch, Sharing]]:
     assembler = BatchAssembler(run)
     for begin in range(0, len(frame), SCORE_BATCH):
-        yield assembler.assemble(frame[begin : begin + SCORE_BATCH])
+        yield assembler.assemble_shared(frame[begin : begin + SCORE_BATCH])

@@ -301,3 +301,27 @@ def test_the_benchmarks_row_wise_loader_makes_the_same_batches(run: Run) -> None
         for name, events in ours.events.items():
             for part in ("ids_EA", "lengths_B", "gap_E", "age_E"):
                 assert torch.equal(getattr(events, part), getattr(rowwise.events[name], part))
+
+
+def test_shared_rows_tell_each_history_once(run: Run) -> None:
+    loader = Loader(run, "log", batch_size=40)
+    parts = window_impressions(run)
+    columns = ["user_id", "ad_id", "category_id", "color", "mood", "price", "surface"]
+    known = pl.concat([read_bucket(parts, b, columns) for b in (0, 1)]).head(6)
+    known = known.with_columns(
+        pl.col("surface").replace_strict(dict(zip(SURFACES, (0, 1), strict=True))),
+        pl.lit(int(loader.columns["ts_us"][-1])).alias("ts_us"),
+    )
+    # every user's row with the ads of all rows: a user's own features stay, the ads' change
+    of_ads = [f.name for f in FEATURES.sparse if f.scope == "ad"]
+    frame = known.drop(of_ads).join(known.select(of_ads), how="cross")
+    assembler = BatchAssembler(run)
+    alone, (shared, sharing) = assembler.assemble(frame), assembler.assemble_shared(frame)
+    assert torch.equal(shared.ids_BF, alone.ids_BF)
+    assert torch.equal(shared.dense_BC, alone.dense_BC)
+    assert len(sharing.first_U) <= 6 < len(sharing.owner_B) == len(frame)
+    assert torch.equal(sharing.owner_B[sharing.first_U], torch.arange(len(sharing.first_U)))
+    for name, events in alone.events.items():
+        lengths = shared.events[name].lengths_B
+        assert len(lengths) == len(sharing.first_U)
+        assert torch.equal(lengths[sharing.owner_B], events.lengths_B)
