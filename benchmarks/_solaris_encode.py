@@ -21,7 +21,7 @@ from model.batch import Batch, EventBatch, Sharing
 from model.config import FeatureSet, ModelConfig
 from model.foundation import FoundationModel, ModelOutput
 from model.sequence import repeated
-from model.summary import reference_shape
+from model.shape import reference_shape
 
 ADS_PER_USER, USERS = 50, 40
 TURNS, QUICK_TURNS = 15, 7

@@ -21,7 +21,7 @@ from pipeline.run.errors import DataError
 Nibbles = Literal["int4", "kmeans4"]
 Floats = npt.NDArray[np.float32]
 INT4: Final[Floats] = (np.arange(-8, 8) / 8).astype(np.float32)
-FIT_CODES, ROUNDS = 100_000, 25
+FIT_CODES, ROUNDS = 100_000, 100
 CODES_KEY: Final = b"codes"
 
 
@@ -61,10 +61,13 @@ def is_packed(field: pa.Field) -> bool:
 
 
 def codebook(z_Nd: Floats, kind: Nibbles) -> Floats:
-    """The 16 values of a format, ascending; k-means starts at quantiles of evenly spaced codes."""
+    """The 16 values of a format, ascending; k-means starts at quantiles of evenly spaced vectors.
+
+    Whole vectors: a step through single codes that the width divides would see a few places only.
+    """
     if kind == "int4" or not z_Nd.size:
         return INT4
-    codes = z_Nd.reshape(-1)[:: max(1, z_Nd.size // FIT_CODES)].astype(np.float64)
+    codes = z_Nd[:: max(1, z_Nd.size // FIT_CODES)].reshape(-1).astype(np.float64)
     values_C = np.quantile(codes, (np.arange(16) + 0.5) / 16)
     for _ in range(ROUNDS):
         place = _nearest(codes, values_C)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.loopfm.nibbles import INT4, Packed, codebook, is_packed, pack_nibbles
+from pipeline.loopfm.nibbles import FIT_CODES, INT4, Packed, codebook, is_packed, pack_nibbles
 from pipeline.run.errors import DataError
 
 KINDS = ["int4", "kmeans4"]
@@ -42,6 +42,14 @@ def test_fitted_values_are_nearer_than_fixed_ones() -> None:
     z = (codes() * 0.3).astype(np.float32)
     error = {k: np.square(pack_nibbles(z, codebook(z, k)).unpack() - z).mean() for k in KINDS}  # type: ignore[arg-type]
     assert error["kmeans4"] < 0.2 * error["int4"]
+
+
+def test_values_are_fitted_to_all_places_of_a_vector() -> None:
+    # a step through single codes would be as wide as a vector here, and see its first place alone
+    z = np.random.default_rng(0).uniform(-1, 1, (FIT_CODES, 4)).astype(np.float32)
+    z *= np.array([0.01, 0.2, 0.5, 1.0], dtype=np.float32)
+    fitted = pack_nibbles(z, codebook(z, "kmeans4")).unpack()
+    assert np.square(fitted - z).mean() < np.square(pack_nibbles(z, INT4).unpack() - z).mean()
 
 
 @settings(max_examples=50, deadline=None)
