@@ -174,7 +174,7 @@ class Training:
         self.engine.restart_averages()
 
     def run_all(self) -> None:
-        """Train every segment that is left."""
+        """Train every segment that is left; checkpoints are on disk when it returns."""
         total = sum(s.num_batches for s in self.segments)
         with Progress("pretrain", total) as progress:
             progress.step(self.engine.steps)
@@ -184,6 +184,7 @@ class Training:
                     progress.step(1, **self.meter.figures(), **self.clock.figures())
                 self._end_segment()
         self.meter.close(self.engine.steps)
+        self.saver.wait()
 
     def _batches(self) -> Iterator[Batch]:
         """Batches that are left of the segment; the time spent waiting for them is counted.
@@ -268,7 +269,6 @@ class Training:
         model, calibration = self._calibrated()
         self._snapshot(folder / "model", model, self.window.cut, calibration=calibration)
         checkpoint.save_moments(folder / "model", self.engine)
-        self.saver.wait()
         figures: dict[str, Any] = {**self.meter.figures(), **self.clock.figures()}
         if rank() == 0:
             figures["epoch"] = self._describe(folder, calibration)

@@ -45,6 +45,8 @@ class JointLoader:
         self.columns = {
             n: np.concatenate([p.columns[n] for p in self.parts]) for n in self.parts[0].columns
         }
+        lengths = [p.lengths for p in self.parts]
+        self.lengths = {n: np.concatenate([part[n] for part in lengths]) for n in lengths[0]}
 
     def batches(self, start: int = 0) -> Iterator[Batch]:
         for index in range(start, self.num_batches):
