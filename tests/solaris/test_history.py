@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.run.errors import ContractError
+from pipeline.run.window import DAY_US, HOUR_US
 from pipeline.solaris.history import VectorHistory
 from pipeline.solaris.lookup import lookup
 from pipeline.solaris.replay import require_coverage, shares
-from pipeline.solaris.serving import EXACT, NONE, USER, Served
+from pipeline.solaris.serving import EXACT, NEIGHBOURS, NONE, USER, Served
 from pipeline.solaris.store import Generation, Vectors
 from pipeline.solaris.stores import open_store
 
@@ -76,6 +77,31 @@ def test_the_newest_serves_only_once_it_is_available() -> None:
 def test_another_ad_of_a_known_user_gets_the_users_mean() -> None:
     assert served([(1, 5, 50)], 1, 6, 55)[:2] == (USER, 1)
     assert served([(1, 5, 50)], 2, 5, 55)[0] == NONE
+
+
+def test_neighbours_are_of_the_day_and_their_vectors_of_the_moment() -> None:
+    hour = HOUR_US
+    day_long = replace(generation(), ttl_us=DAY_US, delay_us=0)
+    begin = 10 * DAY_US
+    rows = [
+        (1, 5, begin - 2 * hour),  # alike: 1 and 2
+        (2, 5, begin - 2 * hour),
+        (3, 6, begin - 2 * hour),
+        (2, 9, begin + 2 * hour),  # the ad that is asked for, after the day began
+        (3, 9, begin + 2 * hour),
+    ]
+    codes = np.array([[90, 1, 0], [90, 0, 1], [-90, 1, 0], [7, 7, 7], [-7, 0, 0]], dtype=np.int8)
+    written = replace(vectors(rows), z_Nd=codes)
+    history = VectorHistory(written, day_long, neighbours=2)
+
+    def ask(user: int, now: int) -> tuple[int, float]:
+        got = history.serve(np.array([user]), np.array([9]), np.array([now]))
+        return int(got.pair_B[0]), round(float(got.z_Bd[0, 0]) * 127)
+
+    assert ask(1, begin + hour) == (NONE, 0)  # nobody has one yet
+    assert ask(1, begin + 3 * hour) == (NEIGHBOURS, 7)  # 3 is unlike and does not count
+    assert ask(2, begin + 3 * hour) == (EXACT, 7)
+    assert ask(8, begin + 3 * hour)[0] == NEIGHBOURS  # a stranger gets the busiest users' mean
 
 
 def test_nothing_was_written() -> None:
