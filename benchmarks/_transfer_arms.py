@@ -110,7 +110,7 @@ def real_world(
 
 def _students(run: Run, seed: int, kinds: Kinds) -> dict[str, Any]:
     torch.set_num_threads(1)
-    rows = cache(lambda surface, features: _rows(run, surface, features))
+    rows = cache(lambda surface, features: rows_of_surface(run, surface, features))
     surfaces = run.config.surfaces
     tried = [
         Variant(name=f"gamma_{g:g}", arms=("kd",), changes={"transfer.kd_gamma": g}) for g in GAMMAS
@@ -122,7 +122,8 @@ def _students(run: Run, seed: int, kinds: Kinds) -> dict[str, Any]:
     return {"surfaces": surfaces, "gamma": gamma, "scores": paths}
 
 
-def _rows(run: Run, surface: str, features: str) -> SurfaceRows:
+def rows_of_surface(run: Run, surface: str, features: str) -> SurfaceRows:
+    """A surface's rows with raw events, of students with other features where asked for."""
     changed = _with_features(run, features)
     return surface_rows(changed, surface, features=features_of(changed, raw=True), raw=True)
 
@@ -147,7 +148,7 @@ def _scored(
 ) -> dict[str, str]:
     """Per surface the file with the variant's probabilities."""
     given = _with_features(run, variant.features)
-    given = _with_students(given, variant.changes)
+    given = with_students(given, variant.changes)
     settings = digest([STUDENT | variant.changes, variant.arms, variant.features, seed])
     found = {}
     for surface in run.config.surfaces:
@@ -163,14 +164,14 @@ def _scored(
     return found
 
 
-def _with_students(run: Run, changes: dict[str, Any]) -> Run:
+def with_students(run: Run, changes: dict[str, Any]) -> Run:
     """The run with the benchmark's students, and changes to them."""
     return Run(folder=run.folder, config=with_overrides(run.config, STUDENT | changes))
 
 
 def _frame(run: Run, data: SurfaceRows, names: tuple[str, ...], seed: int) -> pl.DataFrame:
     """Labels, truth and every arm's probability of the clicks that are scored."""
-    train, test, scored = _split(data)
+    train, test, scored = split(data)
     columns = {"y": data.y_RK[scored, 0], "fm": test.soft_RK[:, 0].numpy()}
     for arm in arms_named(names):
         student = trained(run, train, arm, seed)
@@ -181,7 +182,8 @@ def _frame(run: Run, data: SurfaceRows, names: tuple[str, ...], seed: int) -> pl
     return pl.DataFrame({"user_id": ids["user_id"], "judged": judged, **columns})
 
 
-def _split(data: SurfaceRows) -> tuple[StudentRows, StudentRows, npt.NDArray[np.int64]]:
+def split(data: SurfaceRows) -> tuple[StudentRows, StudentRows, npt.NDArray[np.int64]]:
+    """Rows to train on, rows to score, and where the latter are."""
     train_R = np.flatnonzero(data.train_RK.any(axis=1))
     test_R = np.flatnonzero(data.test_RK[:, 0])
     return (
@@ -200,11 +202,11 @@ def _mean_ne(paths: dict[str, str]) -> float:
 def _formats(run: Run, seed: int, gamma: float) -> dict[str, dict[str, float]]:
     """NE of one full student per surface with its vectors in each format, and bytes of a vector."""
     found: dict[str, dict[str, float]] = {}
-    run = _with_students(run, {"transfer.kd_gamma": gamma})
+    run = with_students(run, {"transfer.kd_gamma": gamma})
     (arm,) = arms_named((FULL,))
     for surface in run.config.surfaces:
-        data = _rows(run, surface, "own")
-        train, test, scored = _split(data)
+        data = rows_of_surface(run, surface, "own")
+        train, test, scored = split(data)
         student = trained(run, train, arm, seed)
         judged = with_truth(run, data.ids[scored])[f"true_{CLICK}"].to_numpy()
         for name, codes_Nd in in_formats(test.loop.stored_NS.numpy()).items():
@@ -262,9 +264,9 @@ def _forward(model: FoundationModel, batches: list[Batch], width: int) -> None:
 
 
 def _student_cost(run: Run, seed: int) -> float:
-    run = _with_students(run, {})
-    data = _rows(run, run.config.surfaces[0], "own")
-    train, _, _ = _split(data)
+    run = with_students(run, {})
+    data = rows_of_surface(run, run.config.surfaces[0], "own")
+    train, _, _ = split(data)
     few = train.part(slice(0, min(len(train), SPEED_ROWS)))
     students = {}
     for arm in arms_named(("kd", "kd_loopfm")):

@@ -12,6 +12,7 @@ D embedding width, X input width, K objectives, S numbers of a stored event.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,6 +36,7 @@ class StudentConfig:
 
     `sequence_dim`: width of the stored representations, 0 when it reads none; `raw`: tables of the
     raw events' attributes, empty when it reads none; `length`: events of either that are read;
+    `served`: fields of precomputed vectors of `served_dim` numbers, each read by a map of its own;
     `encoder`: how representations are pooled (raw events are attended to);
     `adapter`: whether the foundation model's probabilities are recalibrated on fresh labels first.
     """
@@ -46,6 +48,8 @@ class StudentConfig:
     sequence_dim: int = 0
     encoder: Encoder = "mean"
     raw: tuple[str, ...] = ()
+    served: tuple[str, ...] = ()
+    served_dim: int = 0
     length: int = 50
     adapter: bool = False
     embedding_init_sd: float = 0.05
@@ -117,6 +121,7 @@ class Student(nn.Module):
         kinds: dict[str, tuple[Encoder, int]] = {
             "loop": (config.encoder, config.sequence_dim),
             "raw": ("din", len(config.raw) * config.embedding_dim),
+            **dict.fromkeys(config.served, ("mean", config.served_dim)),
         }
         out = SEQUENCE_EMBEDDINGS * config.embedding_dim
         return {
@@ -130,17 +135,20 @@ class Student(nn.Module):
         batch: Batch,
         loop: History | None = None,
         raw: History | None = None,
+        served: Mapping[str, History] | None = None,
         *,
         distill_gradient: float = 1.0,
     ) -> StudentOutput:
         """Logits of a batch.
 
         `loop`: the user's visible representations, `raw`: the visible events as ids in their
-        tables. `distill_gradient` (beta) scales what the distill head sends into the trunk.
+        tables, `served`: by field the precomputed vector of each row. `distill_gradient` (beta)
+        scales what the distill head sends into the trunk.
         """
         pasts = {} if loop is None else {"loop": loop.pooled(self.config.encoder)}
         if raw is not None:
             pasts["raw"] = raw.padded()
+        pasts |= {name: vectors.padded() for name, vectors in (served or {}).items()}
         return self.read(batch.ids_BF, batch.dense_BC, pasts, distill_gradient=distill_gradient)
 
     def read(

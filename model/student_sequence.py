@@ -41,6 +41,11 @@ class History:
         span_B = None if self.span_B is None else self.span_B[rows]
         return replace(self, begin_B=self.begin_B[rows], end_B=self.end_B[rows], span_B=span_B)
 
+    def without(self, dropped_B: Tensor) -> History:
+        """The same rows; those that are dropped read nothing."""
+        end_B = torch.where(dropped_B, self.begin_B, self.end_B)
+        return replace(self, end_B=end_B, means_XS=None, span_B=None)
+
     def with_stored(self, stored_NS: Tensor) -> History:
         """The same places in another store; means are made again where there were any."""
         other = replace(self, stored_NS=stored_NS)

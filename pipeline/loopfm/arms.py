@@ -8,6 +8,7 @@ from typing import Final, Literal
 from pipeline.run.errors import ConfigError
 
 Loop = Literal["none", "history", "shuffled", "own"]
+FIELDS: Final = ("exact", "neighbours", "user")  # of what a store serves: pair, pair, user
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,13 +16,16 @@ class Arm:
     """`distill`: soft labels; `raw`: the events and match counts; `loop`: representations.
 
     `shuffled` is the placebo: every event has the representation of another one. `own` is the
-    bound that serving cannot have: the representation of the impression itself.
+    bound that serving cannot have: the representation of the impression itself. `served`: fields of
+    precomputed vectors that are read; `shuffled_served` gives every row those of another one.
     """
 
     name: str
     distill: bool = False
     raw: bool = False
     loop: Loop = "none"
+    served: tuple[str, ...] = ()
+    shuffled_served: bool = False
 
     @property
     def sequence(self) -> bool:
@@ -41,10 +45,22 @@ ALL_ARMS: Final = (
     Arm(name="bound", distill=True, raw=True, loop="own"),
 )
 
+# Trained by python -m benchmarks solaris; the daily run's students do not read the store yet.
+SOLARIS_ARMS: Final = (
+    Arm(name="solaris_exact", served=("exact",)),
+    Arm(name="solaris_user", served=("exact", "user")),
+    Arm(name="solaris", served=FIELDS),
+    Arm(name="loopfm_solaris", loop="history", served=FIELDS),
+    Arm(name="kd_loopfm_solaris", distill=True, loop="history", served=FIELDS),
+    Arm(name="kd_raw_solaris", distill=True, raw=True, served=FIELDS),
+    Arm(name="kd_raw_loopfm_solaris", distill=True, raw=True, loop="history", served=FIELDS),
+    Arm(name="solaris_placebo", distill=True, raw=True, served=FIELDS, shuffled_served=True),
+)
+
 
 def arms_named(names: tuple[str, ...]) -> tuple[Arm, ...]:
     """The arms of these names, in this order; `ConfigError` names an unknown one."""
-    known = {arm.name: arm for arm in ALL_ARMS}
+    known = {arm.name: arm for arm in (*ALL_ARMS, *SOLARIS_ARMS)}
     unknown = [name for name in names if name not in known]
     if unknown or not names:
         raise ConfigError(

@@ -110,7 +110,8 @@ def load_student(folder: Path) -> ServedStudent:
     shape = json.loads((folder / SHAPE).read_text())
     features = features_from(shape["features"])
     objectives = tuple(Objective(**o) for o in shape["objectives"])
-    config = StudentConfig(**{**shape["config"], "raw": tuple(shape["config"]["raw"])})
+    lists = {name: tuple(shape["config"].get(name, ())) for name in ("raw", "served")}
+    config = StudentConfig(**{**shape["config"], **lists})
     student = Student(features, objectives, config)
     student.load_state_dict(load_file(folder / WEIGHTS))
     return ServedStudent(

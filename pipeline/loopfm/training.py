@@ -8,8 +8,8 @@ rows of a batch, N stored events, K objectives.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Final
 
 import torch
@@ -20,12 +20,14 @@ from model.config import FeatureSet, Objective
 from model.student import Student, StudentConfig, student_loss
 from model.student_sequence import History
 from pipeline.loopfm.arms import Arm
+from pipeline.run.errors import ConfigError
 from pipeline.run.transfer import TransferConfig
 
 EMA_DECAY: Final = 0.98
 EPSILON: Final = 1e-4
 NEWTON_STEPS: Final = 12
 PREDICT_BATCH: Final = 4_096
+SERVED_DROP: Final = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +35,8 @@ class StudentRows:
     """Rows of one surface in time order, gathered once.
 
     `soft_RK`: the FM's probabilities; `loop`: the user's visible representations; `own`: the
-    row's own; `raw`: the visible events themselves.
+    row's own; `raw`: the visible events themselves; `served`: by field what a store would have
+    served, one vector or none.
     """
 
     batch: Batch
@@ -41,6 +44,7 @@ class StudentRows:
     loop: History
     own: History | None = None
     raw: History | None = None
+    served: Mapping[str, History] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return self.batch.num_rows
@@ -53,6 +57,7 @@ class StudentRows:
             loop=self.loop.part(rows),
             own=self.own.part(rows) if self.own else None,
             raw=self.raw.part(rows) if self.raw else None,
+            served={name: vectors.part(rows) for name, vectors in self.served.items()},
         )
 
     def parts(self, size: int) -> Iterator[StudentRows]:
@@ -71,6 +76,8 @@ def rows_of(batch: Batch, rows: slice | Tensor) -> Batch:
 
 def read_by(arm: Arm, rows: StudentRows, seed: int) -> StudentRows:
     """The rows as an arm reads them: what `loop` points at is the arm's own."""
+    if arm.served:
+        rows = replace(rows, served=_served_to(arm, rows, seed))
     if arm.loop == "own":
         if rows.own is None:
             raise ValueError(f"arm {arm.name} reads each row's own representation; gather them")
@@ -80,6 +87,20 @@ def read_by(arm: Arm, rows: StudentRows, seed: int) -> StudentRows:
         order_N = torch.randperm(len(rows.loop.stored_NS), generator=random)
         return replace(rows, loop=rows.loop.with_stored(rows.loop.stored_NS[order_N]))
     return rows
+
+
+def _served_to(arm: Arm, rows: StudentRows, seed: int) -> dict[str, History]:
+    """The fields that an arm reads, as they are or, for the placebo, of other rows."""
+    missing = [name for name in arm.served if name not in rows.served]
+    if missing:
+        raise ConfigError(
+            f"arm {arm.name} reads precomputed vectors, but these rows have none of {missing}; "
+            "python -m benchmarks solaris plays a store for such arms"
+        )
+    random = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(rows), generator=random) if arm.shuffled_served else None
+    found = {name: rows.served[name] for name in arm.served}
+    return found if order is None else {name: h.part(order) for name, h in found.items()}
 
 
 def train_student(
@@ -103,9 +124,10 @@ def train_student(
     weights: list[Tensor] = [p for p in student.parameters() if p.requires_grad]
     averages = [w.detach().clone() for w in weights]
     optimizer = torch.optim.Adam(weights, lr=config.lr, foreach=True)
+    random = torch.Generator().manual_seed(seed)
     for step, part in enumerate(rows.parts(config.batch_size)):
         optimizer.zero_grad()
-        torch.autograd.backward(arm_loss(student, part, arm, config))
+        torch.autograd.backward(arm_loss(student, _some_dropped(part, random), arm, config))
         optimizer.step()
         # A short memory at first: the start must not weigh on a short run.
         keep = min(EMA_DECAY, (1 + step) / (10 + step))
@@ -116,6 +138,14 @@ def train_student(
     student.eval()
     _fit_intercepts(student, rows, arm)
     return student
+
+
+def _some_dropped(part: StudentRows, random: torch.Generator) -> StudentRows:
+    """A batch in which a part of the rows lacks all served vectors, as when a store is down."""
+    if not part.served:
+        return part
+    dropped_B = torch.rand(len(part), generator=random) < SERVED_DROP
+    return replace(part, served={n: h.without(dropped_B) for n, h in part.served.items()})
 
 
 def arm_loss(student: Student, part: StudentRows, arm: Arm, config: TransferConfig) -> Tensor:
@@ -150,15 +180,20 @@ def student_config(
         sequence_dim=rows.loop.stored_NS.shape[1] if arm.sequence else 0,
         encoder=config.encoder,
         raw=tuple(a.table for a in shown[0].attributes) if arm.raw else (),
+        served=arm.served,
+        served_dim=rows.served[arm.served[0]].stored_NS.shape[1] if arm.served else 0,
         length=rows.loop.length,
         adapter=config.kd_adapter and arm.distill,
         embedding_init_sd=config.embedding_init_sd,
     )
 
 
-def sequences(rows: StudentRows, arm: Arm) -> tuple[History | None, History | None]:
-    """What the arm's student reads of the user's past: representations, raw events."""
-    return (rows.loop if arm.sequence else None, rows.raw if arm.raw else None)
+def sequences(
+    rows: StudentRows, arm: Arm
+) -> tuple[History | None, History | None, Mapping[str, History]]:
+    """What the arm's student reads beside features: representations, raw events, served vectors."""
+    served = rows.served if arm.served else {}
+    return (rows.loop if arm.sequence else None, rows.raw if arm.raw else None, served)
 
 
 def _logits(student: Student, rows: StudentRows, arm: Arm) -> Tensor:
