@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -86,6 +88,40 @@ def test_histories_help_and_shuffled_ones_do_not() -> None:
     placebo = excess(fit(read_by(shuffled, rows, 0), BY_NAME["loopfm"]), true)
     assert loopfm < 0.5 * none
     assert placebo > 0.95 * none
+
+
+def with_served(rows: StudentRows, share: float = 0.7) -> StudentRows:
+    """Rows with vectors of their own as if served: a share exact, half of the others a user's."""
+    random = torch.Generator().manual_seed(3)
+    drawn = torch.rand(len(rows), generator=random)
+    missing = drawn >= share
+    fields = {
+        "exact": history(rows.loop.stored_NS, missing),
+        "neighbours": history(rows.loop.stored_NS, torch.ones_like(missing)),
+        "user": history(rows.loop.stored_NS, drawn < (1 + share) / 2),
+    }
+    return replace(rows, served=fields)
+
+
+def test_served_vectors_help_and_those_of_other_rows_do_not() -> None:
+    rows, true = world()
+    given, true = with_served(rows), true[20_000:]
+    none = excess(fit(rows, BY_NAME["none"]), true)
+    exact, both, all_of_them = (
+        excess(fit(read_by(arm, given, 0), arm), true)
+        for arm in arms_named(("solaris_exact", "solaris_user", "solaris"))
+    )
+    assert both < exact < 0.6 * none
+    assert all_of_them == pytest.approx(both, rel=0.2)  # nobody was served neighbours
+    shuffled = Arm(name="shuffled", served=("exact",), shuffled_served=True)
+    assert excess(fit(read_by(shuffled, given, 0), shuffled), true) > 0.95 * none
+
+
+def test_a_student_that_reads_a_store_needs_served_rows() -> None:
+    rows, _ = world(100)
+    (arm,) = arms_named(("solaris",))
+    with pytest.raises(ConfigError, match="arm solaris reads precomputed vectors"):
+        read_by(arm, rows, 0)
 
 
 def test_soft_labels_help_when_labels_are_few() -> None:
