@@ -163,8 +163,11 @@ def transfer(run: Run) -> Section | None:
     }
 
 
+SWEEPS = {"budget_percent": "percent of the budget", "ttl_hours": "life of a vector, hours"}
+
+
 def solaris(run: Run) -> Section | None:
-    """Coverage of the replay by source."""
+    """Coverage of the replay by source, and what other budgets and lives would cover."""
     found = read_json(run, "replay", "coverage.json")
     if not found:
         return None
@@ -173,6 +176,7 @@ def solaris(run: Run) -> Section | None:
     return {
         "parts": {name: part for name, part in parts.items() if part},
         "budget": found.get("budget", {}),
+        "sweeps": {SWEEPS[name]: points for name, points in found.get("sweeps", {}).items()},
     }
 
 

@@ -381,5 +381,5 @@ def test_vectors_of_a_later_model_are_refused(
     epoch = epoch_in_force(done[0])
     later = replace(epoch, fm_cut_us=window_of(done[0].config).day_end)
     monkeypatch.setattr("pipeline.solaris.as_served.epoch_in_force", lambda run: later)
-    with pytest.raises(DataError, match="vectors"):
+    with pytest.raises(ContractError, match="they leak"):
         play_span(done[0])

@@ -75,9 +75,12 @@ def fill(run: Run) -> None:
     publish(run, "evaluate_students", {"table.json": {"rows": [arm], "truth": [arm]}})
     serves = {"decision": "promoted", "reasons": ["gain"], "arm": "kd_loopfm", "champion": None}
     publish(run, "promote_students", {"decision.json": {"surfaces": {"feed": serves}}})
-    part = {"count": 100, "exact": 0.4, "user": 0.5, "none": 0.1, "covered": 0.9}
+    part = {"count": 100, "exact": 0.4, "user": 0.5, "neighbours": 0.0625, "none": 0.0375,
+            "covered": 0.9, "age_h_exact": {"p50": 5.25}}  # fmt: skip
+    point = {"exact": 0.1875, "user": 0.5, "none": 0.3125}
     coverage = {"asked": part, "shown": part, "shown_by_surface": {"feed": part},
                 "budget": {"allowed": 10, "used": 0.5}}  # fmt: skip
+    coverage["sweeps"] = {"budget_percent": {"20": point}, "ttl_hours": {"48": point}}
     publish(run, "replay", {"coverage.json": coverage})
 
 
@@ -171,3 +174,12 @@ def test_history_lists_this_lineage_alone_newest_first(tmp_path: Path) -> None:
 )
 def test_numbers_for_people(text: str, expected: str) -> None:
     assert text == expected
+
+
+def test_solaris_shows_similar_users_ages_and_sweeps(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "2026-03-05")
+    fill(run)
+    text = page_of(run)
+    section = text[text.index('id="solaris"') : text.index('id="training"')]
+    for shown in ("similar users", "6.2", "5.2", "life of a vector, hours", "18.8"):
+        assert shown in section, shown
