@@ -30,7 +30,7 @@ from benchmarks._peers import table
 from benchmarks._peers.contestants import KUNLUN, LARGE, MODELS, OURS, Result, Training, run
 from benchmarks._peers.data import NAMES, Prepared
 from benchmarks._peers.environments import REQUIREMENTS, ready
-from benchmarks._peers.table import APART, TOGETHER
+from benchmarks._peers.table import APART, RANKS, TOGETHER
 from benchmarks._peers.verdict import Holdout, Score, best_peer, gap, quick_auc, score
 from pipeline.evaluation.intervals import Interval
 from pipeline.run.codec import digest
@@ -127,19 +127,21 @@ class Contests:
     def large_kunlun(self) -> dict[str, list[Result]]:
         """How two cores are used -> trainings of a Kunlun of about 5M parameters.
 
-        One job with two threads, and two jobs that know nothing of each other, with one each.
+        One rank with two threads, two ranks with one each, and two trainings that know nothing of
+        each other.
         """
 
-        def one(seed: int, threads: int) -> Result:
-            given: dict[str, Any] = {"seed": seed, "threads": threads, "rate": 1e-3}
+        def one(seed: int, threads: int = 1, ranks: int = 1) -> Result:
+            given: dict[str, Any] = {"seed": seed, "threads": threads, "ranks": ranks, "rate": 1e-3}
             training = Training(by=OURS, model=LARGE, part="last", **given)
             return self.train(next(iter(self.sets)), training)
 
-        found: dict[str, list[Result]] = {TOGETHER: [], APART: []}
+        found: dict[str, list[Result]] = {TOGETHER: [], RANKS: [], APART: []}
         for repeat in self.seeds:
-            found[TOGETHER].append(one(repeat, 2))
+            found[TOGETHER].append(one(repeat, threads=2))
+            found[RANKS].append(one(repeat, ranks=2))
             with ThreadPoolExecutor(2) as pool:
-                found[APART] += pool.map(lambda seed: one(seed, 1), (10 + repeat, 20 + repeat))
+                found[APART] += pool.map(one, (10 + repeat, 20 + repeat))
         return found
 
     def train(self, name: str, training: Training) -> Result:

@@ -51,6 +51,9 @@ class DensePart:
         self.optimizer = _optimizer(module, config)
         given = BareTensors(module) if self.stage == 3 else module
         self.engine = start_deepspeed(given, self.optimizer, config)
+        # a lone rank has nobody to reduce with, and DeepSpeed would copy all gradients all the same
+        self.engine.enable_backward_allreduce &= dist.get_world_size() > 1
+        self._clip_norm = config.clip_norm if self.stage == 0 else 0.0
         self._parameters = dict(module.named_parameters())
         slot_of = _SLOTS[self.stage]
         found = {n: slot_of(p, self.engine.optimizer) for n, p in self._parameters.items()}
@@ -64,6 +67,12 @@ class DensePart:
             output: ModelOutput = self.engine(inputs)
             return output
         return ModelOutput(*self.engine(*_bare(inputs)))
+
+    def step(self) -> None:
+        """Step the optimizer; without ZeRO gradients are whole, and all clipped in one call."""
+        if self._clip_norm:
+            nn.utils.clip_grad_norm_(self._parameters.values(), self._clip_norm, foreach=True)
+        self.engine.step()
 
     @property
     def num_parameters(self) -> int:
@@ -216,7 +225,7 @@ def deepspeed_config(config: EngineConfig) -> dict[str, Any]:
     return {
         "train_micro_batch_size_per_gpu": max(1, config.batch_size // config.ranks),
         "gradient_accumulation_steps": config.gradient_accumulation,
-        "gradient_clipping": config.clip_norm,
+        "gradient_clipping": config.clip_norm if config.zero_stage else 0.0,
         "zero_optimization": {"stage": config.zero_stage},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,

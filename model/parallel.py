@@ -85,7 +85,7 @@ class Engine:
 
     def step(self) -> None:
         """Step the dense part and the averages."""
-        self._engine.step()
+        self.dense_part.step()
         self.tables.step()
         self.steps += 1
         self._average_dense.update(self.steps)

@@ -53,6 +53,7 @@ class Training:
     rate: float
     seed: int = 0
     threads: int = 1
+    ranks: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +81,11 @@ class Result:
 def run(training: Training, prepared: Prepared, pythons: dict[str, Path], answer: Path) -> Result:
     """Run one training in a process of its own."""
     if training.by == OURS:
-        cost = child(
-            "benchmarks._peers.ours:play",
-            threads=training.threads,
-            **entry(training, prepared, answer),
-        )
+        play, given = "benchmarks._peers.ours:play", entry(training, prepared, answer)
+        if training.part == "last":
+            play = "benchmarks._peers.large:play"
+            given["num_ranks"] = training.ranks
+        cost = child(play, threads=training.threads, **given)
         found = cost.value
     else:
         call = answer.with_suffix(".call.json")

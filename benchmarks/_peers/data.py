@@ -45,7 +45,7 @@ NO_SAMPLING = 1e6  # times the reference surface's cost: every label fits
 VALID_SHARE = 0.1  # of the training rows, the last ones: what learning rates are chosen on
 # a rating is known at once, and the running bias of `references` sees the second before, too
 KNOWN_AFTER_S = {"movielens": 1}
-LAST_ROWS = 5_000
+LAST_ROWS = 12_000
 STAGES = {"land": land, "ingest": ingest, "labels": labels, "timelines": timelines, "mix": mix}
 
 

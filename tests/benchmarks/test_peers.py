@@ -190,8 +190,11 @@ def test_the_section_names_everybody_and_says_what_was_lost() -> None:
         "rates": {f"{by}/{model}": 1e-3 for by, model in sides},
         "large_parameters": 5,
     }
-    large = table.large_rates({table.TOGETHER: results(7), table.APART: results(5)})
-    assert large["kunlun_5m_rows_per_s"] == 10
+    large = table.large_rates(
+        {table.TOGETHER: results(7), table.RANKS: results(9), table.APART: results(6)}
+    )
+    assert large["kunlun_5m_rows_per_s"] == 9  # two trainings side by side are not one
+    assert large["kunlun_5m_two_jobs_rows_per_s"] == 12
     text = table.section(told, {"planted": found}, {"planted": sides}, {}, large)
     assert "| planted | din | 1.00 | -0.2500 " in text
     assert "fuxictr==2.3.10" in text
