@@ -201,6 +201,7 @@ class ModelConfig:
     mlp_width: int = 64
     head_width: int = 32
     heads_read: Literal["x", "x_and_h"] = "x_and_h"
+    ad_products: int = 32  # per tower; 0: none
     surface_experts: bool = True
     adapter_rank: int = 4
     dropout: float = 0.0
@@ -300,6 +301,7 @@ _LEAST = {
     "adapter_rank": 1,
     "attention_block": 1,
     "gdpa_short_path": 0,
+    "ad_products": 0,
     "mxfp8_keep_last": 0,
 }
 

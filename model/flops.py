@@ -13,7 +13,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from model.baselines.flops import trunk_flops
-from model.baselines.widths import num_context_tokens, read_width, represented_width
+from model.baselines.widths import (
+    num_context_tokens,
+    num_products,
+    read_width,
+    represented_width,
+)
 from model.config import EventType, FeatureSet, ModelConfig
 from model.flops_layers import plain_pool, seed_attention, wukong_layer
 
@@ -69,6 +74,8 @@ def _kunlun(config: ModelConfig, features: FeatureSet, lengths: Lengths) -> dict
         feeds = pools if config.pffn == "gdpa" else 0
         parts[f"{event.name}.gdpa"] = feeds * _gdpa(config, features, event, length)
         read_out = plain_pool(config, event, length) if config.reads_out(event) else 0
+        if num_products(features, config):
+            parts[f"{event.name}.products"] = _products(config, features, event, length)
         parts[f"{event.name}.pool"] = pools * _pool(config, event, length) + read_out
         parts[f"{event.name}.attention"] = attends * (
             2 * 4 * event.width**2 * length + 4 * event.width * _pairs(config, event, length)
@@ -138,6 +145,12 @@ def _heads(
     )
     per_trunk = read + adapters + num_objectives * config.head_width
     return 2 * (config.mlp_width * per_trunk + num_surfaces * num_objectives)
+
+
+def _products(config: ModelConfig, features: FeatureSet, event: EventType, length: Any) -> Any:
+    """Projections of the events' attributes, and of the ad."""
+    per_event = config.embedding_dim * len(event.attributes) * length
+    return 2 * config.ad_products * (per_event + _num_ad(features) * config.width)
 
 
 def _gdpa(config: ModelConfig, features: FeatureSet, event: EventType, length: Any) -> Any:

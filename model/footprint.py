@@ -13,6 +13,7 @@ from model.baselines.widths import (
     num_ad_tokens,
     num_context_tokens,
     num_pooled_tokens,
+    num_products,
     read_width,
     represented_width,
 )
@@ -40,6 +41,7 @@ def dense_parameters(
         "trunk.read_out": sum(
             _plain_pool(config, e) for e in features.events if config.reads_out(e)
         ),
+        "products": sum(_products(config, features, e) for e in features.events),
         "heads": _heads(config, features, num_objectives, num_surfaces),
         "compressor": _compressor(config, features),
     }
@@ -55,6 +57,9 @@ def activation_elements(
     total = float(len(features.sparse) * config.embedding_dim + tokens * width)
     for event in features.events:
         total += lengths[event.name] * (_entry_width(config, event) + event.width)
+        if num_products(features, config):
+            per_event = 2 * len(event.attributes) * (config.embedding_dim + config.ad_products)
+            total += lengths[event.name] * per_event
     for layer in range(config.layers):
         total += _kept_by_interaction(config, features)
         pooled = [e for e in features.events if config.pools(e, layer)]
@@ -156,6 +161,14 @@ def _interaction(config: ModelConfig, features: FeatureSet) -> int:
         total += attentive + _linear(num_in * rank, mlp) + _linear(mlp, pairs * width)
         total += (num_out - pairs) * num_in + num_out * num_in + 2 * width
     return total
+
+
+def _products(config: ModelConfig, features: FeatureSet, event: EventType) -> int:
+    if not num_products(features, config):
+        return 0
+    channels, num_ad = config.ad_products, num_ad_tokens(features)
+    attributes = len(event.attributes) * _linear(config.embedding_dim, channels)
+    return attributes + channels + _linear(num_ad * config.width, channels)
 
 
 def _heads(

@@ -30,6 +30,13 @@ def flat_width(features: FeatureSet, config: ModelConfig) -> int:
     return num_context_tokens(features) * config.width + pooled
 
 
+def num_products(features: FeatureSet, config: ModelConfig) -> int:
+    """Products of histories and the ad that the heads read: Kunlun's alone."""
+    if config.arch != "kunlun" or num_ad_tokens(features) == 0:
+        return 0
+    return config.ad_products * len(features.events)
+
+
 def read_width(features: FeatureSet, config: ModelConfig) -> int:
     """Numbers of a trunk that the heads read."""
     if config.arch == "dcnv2":
@@ -41,7 +48,8 @@ def read_width(features: FeatureSet, config: ModelConfig) -> int:
         pooled = SUMMARY * len(features.events)
     elif config.arch == "kunlun" and config.heads_read == "x":
         pooled = 0
-    return (num_context_tokens(features) + pooled) * config.width
+    tokens = num_context_tokens(features) + pooled
+    return tokens * config.width + num_products(features, config)
 
 
 def represented_width(features: FeatureSet, config: ModelConfig) -> int:

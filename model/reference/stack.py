@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from model.config import EventType, FeatureSet, ModelConfig
-from model.reference.notation import Weights, layer_norm, linear, under
+from model.reference.notation import Weights, layer_norm, linear, normed, under
 from model.reference.towers import EventRow, pffn, pma, pool, rote, self_attention, summarize
 
 
@@ -145,6 +145,10 @@ def foundation(row: Row, w: Weights, features: FeatureSet, config: ModelConfig) 
     read = [x_ND.flatten(), row.dense_C]
     if config.heads_read == "x_and_h":
         read.insert(1, h_QD.flatten())
+    if config.ad_products and len(ad_X):
+        for e in features.events:
+            v = under(w, f"products.{e.name}")
+            read.insert(-1, ad_products(row.events[e.name], ad_X, v, e))
     return heads(torch.cat(read), row.surface, under(w, "heads"), config)
 
 
@@ -154,6 +158,20 @@ def entry(events: EventRow, event: EventType, w: Weights, config: ModelConfig) -
     times_T2 = 0.2 * torch.log1p(times_T2 / 60)
     state_TW = linear(torch.cat([events.embedded_TX, times_T2], dim=1), under(w, "project"))
     return Tower(state_TW, rote(events, event.width // event.heads // 2, config))
+
+
+def ad_products(events: EventRow, ad_X: Tensor, w: Weights, event: EventType) -> Tensor:
+    """sum_e (P_1 b_e1) prod_a (1 + P_a b_ea) exp(-age_e lambda) / sqrt(max_len) times C ad [C]."""
+    total_R = torch.zeros_like(w["log_rate_R"])
+    for embedded_X, age in zip(events.embedded_TX, events.age_T, strict=True):
+        first, *others = [
+            linear(normed(b), under(w, f"attributes.{a}"))
+            for a, b in enumerate(embedded_X.chunk(len(event.attributes)))
+        ]
+        for projected in others:
+            first = first * (1 + projected)
+        total_R = total_R + first * torch.exp(-age / 86_400 * w["log_rate_R"].exp())
+    return total_R / event.max_len**0.5 * linear(normed(ad_X), under(w, "ad"))
 
 
 def surface_experts(x_M: Tensor, surface: int, w: Weights, rank: int) -> Tensor:

@@ -43,6 +43,8 @@ SWITCHES = [
     {"pffn": "none"},
     {"gdpa_context": "user", "gdpa_short_path": 0},
     {"gdpa_short_path": 0},
+    {"ad_products": 0},
+    {"ad_products": 5, "width": 12},
     {"gdpa_activation": ("relu_square", "silu")},
     {"qk_norm": True},
     {"qk_norm": True, "gdpa_tau": "max_len", "gdpa_activation": ("identity", "gelu")},
