@@ -201,7 +201,8 @@ class ModelConfig:
     mlp_width: int = 64
     head_width: int = 32
     heads_read: Literal["x", "x_and_h"] = "x_and_h"
-    ad_products: int = 32  # per tower; 0: none
+    ad_products: int = 64  # per tower; 0: none
+    ad_product_decays: int = 2
     surface_experts: bool = True
     adapter_rank: int = 4
     dropout: float = 0.0
@@ -302,6 +303,7 @@ _LEAST = {
     "attention_block": 1,
     "gdpa_short_path": 0,
     "ad_products": 0,
+    "ad_product_decays": 1,
     "mxfp8_keep_last": 0,
 }
 

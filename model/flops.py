@@ -14,6 +14,7 @@ from typing import Any
 
 from model.baselines.flops import trunk_flops
 from model.baselines.widths import (
+    history_width,
     num_context_tokens,
     num_products,
     read_width,
@@ -148,9 +149,10 @@ def _heads(
 
 
 def _products(config: ModelConfig, features: FeatureSet, event: EventType, length: Any) -> Any:
-    """Projections of the events' attributes, and of the ad."""
-    per_event = config.embedding_dim * len(event.attributes) * length
-    return 2 * config.ad_products * (per_event + _num_ad(features) * config.width)
+    """Decayed sums of the events, and their projection and the ad's."""
+    sums = config.ad_product_decays * history_width(event, config)
+    per_row = config.ad_products * (sums + _num_ad(features) * config.width)
+    return 2 * (sums * length + per_row)
 
 
 def _gdpa(config: ModelConfig, features: FeatureSet, event: EventType, length: Any) -> Any:

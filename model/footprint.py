@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from model.baselines.widths import (
+    history_width,
     num_ad_tokens,
     num_context_tokens,
     num_pooled_tokens,
@@ -58,8 +59,10 @@ def activation_elements(
     for event in features.events:
         total += lengths[event.name] * (_entry_width(config, event) + event.width)
         if num_products(features, config):
-            per_event = 2 * len(event.attributes) * (config.embedding_dim + config.ad_products)
-            total += lengths[event.name] * per_event
+            embedded = 2 * len(event.attributes) * config.embedding_dim
+            decays, summed = config.ad_product_decays, history_width(event, config)
+            total += lengths[event.name] * (embedded + summed + 2 * decays)
+            total += decays * summed + 2 * config.ad_products
     for layer in range(config.layers):
         total += _kept_by_interaction(config, features)
         pooled = [e for e in features.events if config.pools(e, layer)]
@@ -166,9 +169,9 @@ def _interaction(config: ModelConfig, features: FeatureSet) -> int:
 def _products(config: ModelConfig, features: FeatureSet, event: EventType) -> int:
     if not num_products(features, config):
         return 0
-    channels, num_ad = config.ad_products, num_ad_tokens(features)
-    attributes = len(event.attributes) * _linear(config.embedding_dim, channels)
-    return attributes + channels + _linear(num_ad * config.width, channels)
+    decays, products = config.ad_product_decays, config.ad_products
+    mix = _linear(decays * history_width(event, config), products)
+    return decays + mix + _linear(num_ad_tokens(features) * config.width, products)
 
 
 def _heads(

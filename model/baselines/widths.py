@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from model.config import FeatureSet, ModelConfig
+from model.config import EventType, FeatureSet, ModelConfig
 
 # InterFormer's summary of a sequence (arXiv 2411.09852): prepended, pooled and latest tokens
 CLS_TOKENS, PMA_TOKENS, RECENT_TOKENS = 4, 2, 2
@@ -35,6 +35,13 @@ def num_products(features: FeatureSet, config: ModelConfig) -> int:
     if config.arch != "kunlun" or num_ad_tokens(features) == 0:
         return 0
     return config.ad_products * len(features.events)
+
+
+def history_width(event: EventType, config: ModelConfig) -> int:
+    """Numbers of an event that enter these products: its attributes' embeddings and, if there are
+    several, their own product."""
+    attributes = len(event.attributes)
+    return (attributes + (attributes > 1)) * config.embedding_dim
 
 
 def read_width(features: FeatureSet, config: ModelConfig) -> int:

@@ -161,17 +161,18 @@ def entry(events: EventRow, event: EventType, w: Weights, config: ModelConfig) -
 
 
 def ad_products(events: EventRow, ad_X: Tensor, w: Weights, event: EventType) -> Tensor:
-    """sum_e (P_1 b_e1) prod_a (1 + P_a b_ea) exp(-age_e lambda) / sqrt(max_len) times C ad [C]."""
-    total_R = torch.zeros_like(w["log_rate_R"])
+    """(P [z_1 .. z_K]) * (C ad), z_k = sum_e exp(-age_e lambda_k) v_e / sqrt(max_len) [C]."""
+    attributes = len(event.attributes)
+    num_v = w["mix.weight"].shape[1] // len(w["log_rate_K"])
+    z_KV = [torch.zeros(num_v, dtype=ad_X.dtype) for _ in w["log_rate_K"]]
     for embedded_X, age in zip(events.embedded_TX, events.age_T, strict=True):
-        first, *others = [
-            linear(normed(b), under(w, f"attributes.{a}"))
-            for a, b in enumerate(embedded_X.chunk(len(event.attributes)))
-        ]
-        for projected in others:
-            first = first * (1 + projected)
-        total_R = total_R + first * torch.exp(-age / 86_400 * w["log_rate_R"].exp())
-    return total_R / event.max_len**0.5 * linear(normed(ad_X), under(w, "ad"))
+        v = [normed(b_D) for b_D in embedded_X.chunk(attributes)]
+        if attributes > 1:
+            v.append(torch.stack(v).prod(0))
+        for k, log_rate in enumerate(w["log_rate_K"]):
+            z_KV[k] = z_KV[k] + torch.exp(-age / 86_400 * log_rate.exp()) * torch.cat(v)
+    z_X = torch.cat(z_KV) / event.max_len**0.5
+    return linear(z_X, under(w, "mix")) * linear(normed(ad_X), under(w, "ad"))
 
 
 def surface_experts(x_M: Tensor, surface: int, w: Weights, rank: int) -> Tensor:
