@@ -203,6 +203,7 @@ class ModelConfig:
     heads_read: Literal["x", "x_and_h"] = "x_and_h"
     ad_products: int = 64  # per tower; 0: none
     ad_product_decays: int = 2
+    ad_products_for: Literal["kunlun", "all"] = "kunlun"  # trunks that have them
     surface_experts: bool = True
     adapter_rank: int = 4
     dropout: float = 0.0

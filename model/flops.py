@@ -60,6 +60,8 @@ def flops_by_part(
         parts[f"{event.name}.entry"] = entry * (
             length * 0 + 1 if config.arch == "dcnv2" else length
         )
+        if num_products(features, config):
+            parts[f"{event.name}.products"] = _products(config, features, event, length)
     trunk = _kunlun if config.arch == "kunlun" else trunk_flops
     return parts | trunk(config, features, lengths)
 
@@ -75,8 +77,6 @@ def _kunlun(config: ModelConfig, features: FeatureSet, lengths: Lengths) -> dict
         feeds = pools if config.pffn == "gdpa" else 0
         parts[f"{event.name}.gdpa"] = feeds * _gdpa(config, features, event, length)
         read_out = plain_pool(config, event, length) if config.reads_out(event) else 0
-        if num_products(features, config):
-            parts[f"{event.name}.products"] = _products(config, features, event, length)
         parts[f"{event.name}.pool"] = pools * _pool(config, event, length) + read_out
         parts[f"{event.name}.attention"] = attends * (
             2 * 4 * event.width**2 * length + 4 * event.width * _pairs(config, event, length)

@@ -31,8 +31,9 @@ def flat_width(features: FeatureSet, config: ModelConfig) -> int:
 
 
 def num_products(features: FeatureSet, config: ModelConfig) -> int:
-    """Products of histories and the ad that the heads read: Kunlun's alone."""
-    if config.arch != "kunlun" or num_ad_tokens(features) == 0:
+    """Products of histories and the ad that the heads read beside a trunk."""
+    has = config.arch == "kunlun" or config.ad_products_for == "all"
+    if not has or num_ad_tokens(features) == 0:
         return 0
     return config.ad_products * len(features.events)
 
@@ -45,7 +46,11 @@ def history_width(event: EventType, config: ModelConfig) -> int:
 
 
 def read_width(features: FeatureSet, config: ModelConfig) -> int:
-    """Numbers of a trunk that the heads read."""
+    """Numbers that the heads read, but for the dense inputs: a trunk's, and the products."""
+    return _trunk_width(features, config) + num_products(features, config)
+
+
+def _trunk_width(features: FeatureSet, config: ModelConfig) -> int:
     if config.arch == "dcnv2":
         return flat_width(features, config) + config.mlp_width
     if config.arch == "din":
@@ -55,8 +60,7 @@ def read_width(features: FeatureSet, config: ModelConfig) -> int:
         pooled = SUMMARY * len(features.events)
     elif config.arch == "kunlun" and config.heads_read == "x":
         pooled = 0
-    tokens = num_context_tokens(features) + pooled
-    return tokens * config.width + num_products(features, config)
+    return (num_context_tokens(features) + pooled) * config.width
 
 
 def represented_width(features: FeatureSet, config: ModelConfig) -> int:
