@@ -40,6 +40,7 @@ REMOVALS: dict[str, dict[str, Any]] = {
     "no_gdpa": {"pffn": "none"},
     "pma": {"pooling": "pma"},
     "no_sumkron": {"sumkron_rank": 0},
+    "no_ad_products": {"ad_products": 0},
     "full_attention": {"attention": "full"},
     "block_attention": {"attention": "block"},
     "no_compskip": {"compskip": False},

@@ -34,6 +34,7 @@ TITLES = {
     "no_gdpa": "without GDPA",
     "pma": "HSP -> PMA",
     "no_sumkron": "without SumKronLinear",
+    "no_ad_products": "without products with the ad",
     "full_attention": "without sliding window (full attention)",
     "block_attention": "sliding window -> block attention",
     "no_compskip": "without CompSkip",

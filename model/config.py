@@ -201,6 +201,9 @@ class ModelConfig:
     mlp_width: int = 64
     head_width: int = 32
     heads_read: Literal["x", "x_and_h"] = "x_and_h"
+    ad_products: int = 64  # per tower; 0: none
+    ad_product_decays: int = 2
+    ad_products_for: Literal["kunlun", "all"] = "kunlun"  # trunks that have them
     surface_experts: bool = True
     adapter_rank: int = 4
     dropout: float = 0.0
@@ -300,6 +303,8 @@ _LEAST = {
     "adapter_rank": 1,
     "attention_block": 1,
     "gdpa_short_path": 0,
+    "ad_products": 0,
+    "ad_product_decays": 1,
     "mxfp8_keep_last": 0,
 }
 

@@ -13,7 +13,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from model.baselines.flops import trunk_flops
-from model.baselines.widths import num_context_tokens, read_width, represented_width
+from model.baselines.widths import (
+    history_width,
+    num_context_tokens,
+    num_products,
+    read_width,
+    represented_width,
+)
 from model.config import EventType, FeatureSet, ModelConfig
 from model.flops_layers import plain_pool, seed_attention, wukong_layer
 
@@ -54,6 +60,8 @@ def flops_by_part(
         parts[f"{event.name}.entry"] = entry * (
             length * 0 + 1 if config.arch == "dcnv2" else length
         )
+        if num_products(features, config):
+            parts[f"{event.name}.products"] = _products(config, features, event, length)
     trunk = _kunlun if config.arch == "kunlun" else trunk_flops
     return parts | trunk(config, features, lengths)
 
@@ -138,6 +146,13 @@ def _heads(
     )
     per_trunk = read + adapters + num_objectives * config.head_width
     return 2 * (config.mlp_width * per_trunk + num_surfaces * num_objectives)
+
+
+def _products(config: ModelConfig, features: FeatureSet, event: EventType, length: Any) -> Any:
+    """Decayed sums of the events, and their projection and the ad's."""
+    sums = config.ad_product_decays * history_width(event, config)
+    per_row = config.ad_products * (sums + _num_ad(features) * config.width)
+    return 2 * (sums * length + per_row)
 
 
 def _gdpa(config: ModelConfig, features: FeatureSet, event: EventType, length: Any) -> Any:

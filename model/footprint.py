@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from model.baselines.widths import (
+    history_width,
     num_ad_tokens,
     num_context_tokens,
     num_pooled_tokens,
+    num_products,
     read_width,
     represented_width,
 )
@@ -40,6 +42,7 @@ def dense_parameters(
         "trunk.read_out": sum(
             _plain_pool(config, e) for e in features.events if config.reads_out(e)
         ),
+        "products": sum(_products(config, features, e) for e in features.events),
         "heads": _heads(config, features, num_objectives, num_surfaces),
         "compressor": _compressor(config, features),
     }
@@ -55,6 +58,11 @@ def activation_elements(
     total = float(len(features.sparse) * config.embedding_dim + tokens * width)
     for event in features.events:
         total += lengths[event.name] * (_entry_width(config, event) + event.width)
+        if num_products(features, config):
+            embedded = 2 * len(event.attributes) * config.embedding_dim
+            decays, summed = config.ad_product_decays, history_width(event, config)
+            total += lengths[event.name] * (embedded + summed + 2 * decays)
+            total += decays * summed + 2 * config.ad_products
     for layer in range(config.layers):
         total += _kept_by_interaction(config, features)
         pooled = [e for e in features.events if config.pools(e, layer)]
@@ -156,6 +164,14 @@ def _interaction(config: ModelConfig, features: FeatureSet) -> int:
         total += attentive + _linear(num_in * rank, mlp) + _linear(mlp, pairs * width)
         total += (num_out - pairs) * num_in + num_out * num_in + 2 * width
     return total
+
+
+def _products(config: ModelConfig, features: FeatureSet, event: EventType) -> int:
+    if not num_products(features, config):
+        return 0
+    decays, products = config.ad_product_decays, config.ad_products
+    mix = _linear(decays * history_width(event, config), products)
+    return decays + mix + _linear(num_ad_tokens(features) * config.width, products)
 
 
 def _heads(

@@ -15,7 +15,7 @@ from model.baselines.dcnv2 import DCNv2
 from model.baselines.din import DIN
 from model.baselines.interformer import InterFormer
 from model.baselines.mean import MeanEntry
-from model.baselines.widths import read_width, represented_width
+from model.baselines.widths import num_products, read_width, represented_width
 from model.baselines.wukong import Wukong
 from model.batch import Batch, Sharing
 from model.compressor import Compressor
@@ -25,6 +25,7 @@ from model.heads import Heads
 from model.kunlun import Context, Kunlun
 from model.losses import Joint, label_loss
 from model.precision import choose_precision
+from model.products import AdProducts
 from model.sequence import EventEntry
 
 
@@ -67,6 +68,10 @@ class DenseArch(nn.Module):
         entry = MeanEntry if config.arch == "dcnv2" else EventEntry
         self.entry = nn.ModuleDict({e.name: entry(e, config) for e in features.events})
         self.trunk = build_trunk(features, config)
+        met = features.events if num_products(features, config) else ()
+        self.products = nn.ModuleDict(
+            {e.name: AdProducts(e, len(self.ad_places), config) for e in met}
+        )
         self.dropout = nn.Dropout(config.dropout)
         read = read_width(features, config) + num_dense
         self.heads = Heads(read, num_surfaces, len(objectives), config)
@@ -90,7 +95,12 @@ class DenseArch(nn.Module):
             x_BND = torch.cat([x_BND, token_BD[:, None]], dim=1)
         towers = {name: entry(inputs.events[name], spread_B) for name, entry in self.entry.items()}
         out = self.trunk(x_BND, towers, context)
-        read = [out.x_BND.flatten(1), out.h_BQD.flatten(1), inputs.dense_BC]
+        owner_B = None if sharing is None else sharing.owner_B
+        products = [
+            meet(inputs.events[name], context.ad_BX, owner_B)
+            for name, meet in self.products.items()
+        ]
+        read = [out.x_BND.flatten(1), out.h_BQD.flatten(1), *products, inputs.dense_BC]
         code_Bd, reconstruction = self.compressor(out.represented_BND.flatten(1))
         logits_BK = self.heads(self.dropout(torch.cat(read, dim=1)), inputs.surface_B)
         return ModelOutput(logits_BK, code_Bd, reconstruction)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from model.config import FeatureSet, ModelConfig
+from model.config import EventType, FeatureSet, ModelConfig
 
 # InterFormer's summary of a sequence (arXiv 2411.09852): prepended, pooled and latest tokens
 CLS_TOKENS, PMA_TOKENS, RECENT_TOKENS = 4, 2, 2
@@ -30,8 +30,27 @@ def flat_width(features: FeatureSet, config: ModelConfig) -> int:
     return num_context_tokens(features) * config.width + pooled
 
 
+def num_products(features: FeatureSet, config: ModelConfig) -> int:
+    """Products of histories and the ad that the heads read beside a trunk."""
+    has = config.arch == "kunlun" or config.ad_products_for == "all"
+    if not has or num_ad_tokens(features) == 0:
+        return 0
+    return config.ad_products * len(features.events)
+
+
+def history_width(event: EventType, config: ModelConfig) -> int:
+    """Numbers of an event that enter these products: its attributes' embeddings and, if there are
+    several, their own product."""
+    attributes = len(event.attributes)
+    return (attributes + (attributes > 1)) * config.embedding_dim
+
+
 def read_width(features: FeatureSet, config: ModelConfig) -> int:
-    """Numbers of a trunk that the heads read."""
+    """Numbers that the heads read, but for the dense inputs: a trunk's, and the products."""
+    return _trunk_width(features, config) + num_products(features, config)
+
+
+def _trunk_width(features: FeatureSet, config: ModelConfig) -> int:
     if config.arch == "dcnv2":
         return flat_width(features, config) + config.mlp_width
     if config.arch == "din":

@@ -26,11 +26,16 @@ def linear(x: Tensor, w: Weights) -> Tensor:
     return x @ w["weight"].T + w["bias"]
 
 
-def layer_norm(x: Tensor, w: Weights) -> Tensor:
-    """(x - mean) / sqrt(variance + 1e-5) * gain + bias, along the last axis."""
+def normed(x: Tensor) -> Tensor:
+    """(x - mean) / sqrt(variance + 1e-5), along the last axis."""
     centred = x - x.mean(-1, keepdim=True)
     variance = centred.square().mean(-1, keepdim=True)
-    return centred / torch.sqrt(variance + 1e-5) * w["weight"] + w["bias"]
+    return centred / torch.sqrt(variance + 1e-5)
+
+
+def layer_norm(x: Tensor, w: Weights) -> Tensor:
+    """normed(x) * gain + bias."""
+    return normed(x) * w["weight"] + w["bias"]
 
 
 def unit(x: Tensor) -> Tensor:

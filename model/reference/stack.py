@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from model.config import EventType, FeatureSet, ModelConfig
-from model.reference.notation import Weights, layer_norm, linear, under
+from model.reference.notation import Weights, layer_norm, linear, normed, under
 from model.reference.towers import EventRow, pffn, pma, pool, rote, self_attention, summarize
 
 
@@ -145,6 +145,10 @@ def foundation(row: Row, w: Weights, features: FeatureSet, config: ModelConfig) 
     read = [x_ND.flatten(), row.dense_C]
     if config.heads_read == "x_and_h":
         read.insert(1, h_QD.flatten())
+    if config.ad_products and len(ad_X):
+        for e in features.events:
+            v = under(w, f"products.{e.name}")
+            read.insert(-1, ad_products(row.events[e.name], ad_X, v, e))
     return heads(torch.cat(read), row.surface, under(w, "heads"), config)
 
 
@@ -154,6 +158,21 @@ def entry(events: EventRow, event: EventType, w: Weights, config: ModelConfig) -
     times_T2 = 0.2 * torch.log1p(times_T2 / 60)
     state_TW = linear(torch.cat([events.embedded_TX, times_T2], dim=1), under(w, "project"))
     return Tower(state_TW, rote(events, event.width // event.heads // 2, config))
+
+
+def ad_products(events: EventRow, ad_X: Tensor, w: Weights, event: EventType) -> Tensor:
+    """(P [z_1 .. z_K]) * (C ad), z_k = sum_e exp(-age_e lambda_k) v_e / sqrt(max_len) [C]."""
+    attributes = len(event.attributes)
+    num_v = w["mix.weight"].shape[1] // len(w["log_rate_K"])
+    z_KV = [torch.zeros(num_v, dtype=ad_X.dtype) for _ in w["log_rate_K"]]
+    for embedded_X, age in zip(events.embedded_TX, events.age_T, strict=True):
+        v = [normed(b_D) for b_D in embedded_X.chunk(attributes)]
+        if attributes > 1:
+            v.append(torch.stack(v).prod(0))
+        for k, log_rate in enumerate(w["log_rate_K"]):
+            z_KV[k] = z_KV[k] + torch.exp(-age / 86_400 * log_rate.exp()) * torch.cat(v)
+    z_X = torch.cat(z_KV) / event.max_len**0.5
+    return linear(z_X, under(w, "mix")) * linear(normed(ad_X), under(w, "ad"))
 
 
 def surface_experts(x_M: Tensor, surface: int, w: Weights, rank: int) -> Tensor:

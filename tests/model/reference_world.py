@@ -33,6 +33,7 @@ BASE = ModelConfig(
     head_width=5,
     adapter_rank=2,
     gdpa_short_path=2,
+    ad_products=3,
     attention_block=4,
     representation_dim=4,
 )

@@ -95,7 +95,11 @@ def test_a_row_without_events_has_no_summary(features):
 
 @archs
 @pytest.mark.parametrize("length", [0, 1, 24])
-@pytest.mark.parametrize("changes", [{}, {"width": 32, "layers": 3}], ids=["default", "wider"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"width": 32, "layers": 3}, {"ad_products_for": "all", "ad_products": 200}],
+    ids=["default", "wider", "products"],
+)
 def test_flops_equal_those_of_torch(build, features, arch, length, changes):
     changes, rows = {"arch": arch, **changes}, 8
     model, batch = build(**changes).eval(), make_batch(features, rows, length=length)
@@ -126,6 +130,14 @@ def test_shared_parts_cost_the_same_for_every_trunk(features, arch):
         # DCNv2 projects the mean of a row's events alone
         once = length if arch == "dcnv2" else 1
         assert parts[f"{name}.entry"] * once == kunlun[f"{name}.entry"]
+
+
+@archs
+def test_products_with_the_ad_are_kunluns_alone_unless_told(build, features, arch):
+    assert not build(arch=arch).dense.products
+    assert build(arch=arch, ad_products_for="all").dense.products
+    assert build().dense.products
+    assert not build(ad_products=0).dense.products
 
 
 @archs

@@ -18,6 +18,7 @@ VARIANTS = {
     "experts": {"wukong_experts": 3, "layers": 3},
     "plain pooling": {"pooling": "pma", "compskip": False},
     "no SumKron": {"sumkron_rank": 0},
+    "no products": {"ad_products": 0},
     "no GDPA": {"pffn": "none", "last_attention": "skip"},
     "user context": {"gdpa_context": "user", "gdpa_short_path": 0, "qk_norm": True},
     "one width": {"width": 32, "embedding_dim": 32, "surface_experts": False},

@@ -21,12 +21,15 @@ from reference_world import (
 
 import kernels
 from model.config import Objective
+from model.embedding import EventInputs
 from model.experts import SurfaceExperts
 from model.foundation import DenseArch
 from model.gdpa import PersonalizedFeedForward, Summarize
 from model.interaction import GlobalInteraction
 from model.kunlun import _pooling
+from model.products import AdProducts
 from model.reference import stack, towers
+from model.reference.towers import EventRow
 from model.sequence import EventEntry, Sequence, SequenceAttention
 
 OBJECTIVES = (Objective(name="click"), Objective(name="conversion"))
@@ -43,6 +46,9 @@ SWITCHES = [
     {"pffn": "none"},
     {"gdpa_context": "user", "gdpa_short_path": 0},
     {"gdpa_short_path": 0},
+    {"ad_products": 0},
+    {"ad_products": 5, "width": 12, "ad_product_decays": 1},
+    {"ad_product_decays": 3},
     {"gdpa_activation": ("relu_square", "silu")},
     {"qk_norm": True},
     {"qk_norm": True, "gdpa_tau": "max_len", "gdpa_activation": ("identity", "gelu")},
@@ -135,6 +141,30 @@ def test_gdpa(keys, qk_norm, activation):
     rows = zip(s_EW.split(lengths), x_sum, ad, strict=True)
     want = torch.cat([towers.pffn(*row, w, event, config) for row in rows])
     same(got, want, {"s": s_EW, "x_sum": x_sum, "ad": ad} | w)
+
+
+@pytest.mark.parametrize("attributes", [1, 2, 3])
+@pytest.mark.parametrize("decays", [1, 3])
+def test_ad_products(attributes, decays):
+    event, lengths = tower("e", attributes, width=8, heads=2, max_len=7), [3, 0, 7, 1]
+    config = replace(BASE, ad_product_decays=decays)
+    module, total = shaken(AdProducts(event, 2, config)), sum(lengths)
+    embedded_EX, ad = rand(total, attributes * config.embedding_dim), rand(4, 16)
+    age_E = torch.rand(total, dtype=torch.float64) * 3 * 86_400
+    got = module(
+        EventInputs(
+            embedded=(embedded_EX,),
+            lengths_B=torch.tensor(lengths),
+            gap_E=age_E,
+            age_E=age_E,
+        ),
+        ad,
+    )
+    w = dict(module.named_parameters())
+    rows = zip(*(x.split(lengths) for x in (embedded_EX, age_E, age_E)), strict=True)
+    events = [EventRow(*row) for row in rows]
+    want = [stack.ad_products(e, a, w, event) for e, a in zip(events, ad, strict=True)]
+    same(got, torch.stack(want), {"embedded": embedded_EX, "ad": ad} | w)
 
 
 @pytest.mark.parametrize("norm", [True, False])

@@ -46,6 +46,7 @@ def published() -> Workload:
         adapter_rank=32,
         representation_dim=256,
         gdpa_short_path=0,
+        ad_products=0,
     )
     work = workload("published", config, _features(), OBJECTIVES, SURFACES, _HISTORY)
     # one layer computes while the next one is gathered
