@@ -57,6 +57,23 @@ class Span:
             values_PHK[self.end : self.stop].zero_()
 
 
+def of_rows(values_PHK: Tensor, spans: list[Span]) -> list[Tensor]:
+    """Every row's events by head, [H, t, K] views; one split, for views one by one take longer."""
+    return list(values_PHK.transpose(0, 1).split(_cuts(spans), 1)[::2])
+
+
+def clear_free(spans: list[Span], *values: Tensor) -> None:
+    """Zeros in the free slots of values [P, ...]."""
+    free = [part for x in values for part in x.split(_cuts(spans))[1::2] if part.numel()]
+    if free:
+        torch._foreach_zero_(free)
+
+
+def _cuts(spans: list[Span]) -> list[int]:
+    """Slots with events and free ones behind them, row by row."""
+    return [size for s in spans for size in (s.end - s.begin, s.stop - s.end)]
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Slots of a jagged batch. `order_R` lists the rows that have events, in bucket order."""

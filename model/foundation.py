@@ -101,7 +101,8 @@ class DenseArch(nn.Module):
             for name, meet in self.products.items()
         ]
         read = [out.x_BND.flatten(1), out.h_BQD.flatten(1), *products, inputs.dense_BC]
-        code_Bd, reconstruction = self.compressor(out.represented_BND.flatten(1))
+        represented_BX = torch.cat([out.represented_BND.flatten(1), *products], dim=1)
+        code_Bd, reconstruction = self.compressor(represented_BX)
         logits_BK = self.heads(self.dropout(torch.cat(read, dim=1)), inputs.surface_B)
         return ModelOutput(logits_BK, code_Bd, reconstruction)
 

@@ -11,6 +11,7 @@ each tower, decayed sums of its events' embeddings, and products of these with t
 n: LayerNorm without weights; b_ea: the embedding of attribute a; P, C: affine; lambda: learned. A
 sum, not a mean: counts matter. Embeddings are read as they are, and nothing is projected per event:
 an event costs 2 K V FLOPs. Only C sees the ad, so that one pass over a history serves every ad.
+The compressor reads the products too: what heads know and vectors lack, no student can learn.
 
 Suffixes: U histories, B rows, E events, P slots, T a bucket's length, A attributes, D embedding
 width, V = width of v, K decays, X the ad's tokens, R products.

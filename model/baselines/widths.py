@@ -64,7 +64,11 @@ def _trunk_width(features: FeatureSet, config: ModelConfig) -> int:
 
 
 def represented_width(features: FeatureSet, config: ModelConfig) -> int:
-    """Numbers of a trunk that the compressor reads: the activations after some of its layers."""
+    """Numbers that the compressor reads: a trunk's after some of its layers, and the products."""
+    return _layers_width(features, config) + num_products(features, config)
+
+
+def _layers_width(features: FeatureSet, config: ModelConfig) -> int:
     layers = len(config.representation_layers)
     if config.arch == "dcnv2":
         return layers * flat_width(features, config)

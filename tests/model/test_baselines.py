@@ -13,7 +13,7 @@ from trunk_reference import REFERENCES
 
 import kernels
 from model.baselines.mean import MeanEntry
-from model.baselines.widths import read_width, represented_width
+from model.baselines.widths import num_products, read_width, represented_width
 from model.config import ConfigError, FeatureSet, ModelConfig
 from model.embedding import EventInputs
 from model.flops import flops_by_part, flops_per_row
@@ -160,7 +160,8 @@ def test_a_representation_may_join_layers(features, arch):
         trunk = build_trunk(features, config).double()
         inputs = Inputs(features, config, LENGTHS["mixed"])
         out = trunk(inputs.x_BND, inputs.towers, Context(inputs.ad_BX, None))
-        assert out.represented_BND[0].numel() == represented_width(features, config)
+        beside = num_products(features, config)  # what heads read of products, is represented too
+        assert out.represented_BND[0].numel() + beside == represented_width(features, config)
         return out.represented_BND.flatten(1)
 
     apart = [represented(1), represented(2)]
