@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,43 +14,57 @@ from pipeline.evaluation.scaling import speeds
 from pipeline.run.paths import REPOSITORY, Run
 
 DOCS = REPOSITORY / "docs"
-TABLE = DOCS / "scaling.json"
-PLOT, PAGE = DOCS / "scaling.png", DOCS / "experiments.md"
-SECTION = "scaling law"
+PAGE = DOCS / "experiments.md"
+NAMED = re.compile(r"[a-z0-9-]*")
 
 
-def committed() -> dict[str, Any]:
+def table_of(name: str = "") -> Path:
+    """The file of a ladder's table; a ladder besides the main one has a name."""
+    return DOCS / f"scaling{name and f'-{name}'}.json"
+
+
+def committed(name: str = "") -> dict[str, Any]:
     """The committed table; empty when there is none yet."""
-    found: dict[str, Any] = json.loads(TABLE.read_text()) if TABLE.is_file() else {}
+    path = table_of(name)
+    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     return found
 
 
-def record_ladder(run: Run, size: str, overrides: dict[str, Any]) -> None:
+def record_ladder(run: Run, size: str, overrides: dict[str, Any], name: str = "") -> None:
     """Write a ladder's fit, its plot and the section of the page."""
     fit = json.loads((run.output("scaling_fit") / "fit.json").read_text())
-    ladder = f" --ladder '{json.dumps(overrides)}'" if overrides else ""
-    found = committed() | {
-        "command": f"python -m benchmarks.scaling --size {size}{ladder}",
+    more = f" --ladder '{json.dumps(overrides)}'" if overrides else ""
+    more += f" --name {name}" if name else ""
+    found = committed(name) | {
+        "name": name,
+        "command": f"python -m benchmarks.scaling --size {size}{more}",
         "fit": fit,
         "rows_per_s": {unit: round(speed) for unit, speed in speeds(run).items()},
     }
-    _write(TABLE, found)
-    PLOT.write_bytes(law_figure(fit["labels"], "png"))
-    replace_section(PAGE, SECTION, section(found))
+    record_table(found)
+
+
+def record_table(found: dict[str, Any]) -> None:
+    """Write a table, its plot and its section."""
+    path = table_of(found["name"])
+    _write(path, found)
+    path.with_suffix(".png").write_bytes(law_figure(found["fit"]["labels"], "png"))
+    replace_section(PAGE, f"scaling law {found['name']}".strip(), section(found))
 
 
 def record_quick(nes: dict[str, float]) -> None:
     """Write what a quick run is compared with."""
-    _write(TABLE, committed() | {"quick": nes})
+    _write(table_of(), committed() | {"quick": nes})
 
 
 def section(found: dict[str, Any]) -> str:
     """The table as Markdown; what it means is written by hand, outside of it."""
+    name = found["name"]
     parts = [
-        f"### Table of the scaling law\n\n`{found['command']}`; NE against the planted truth on "
-        "two held-out days, mean over seeds, 95% intervals over users and seeds. Part scores: the "
+        f"### Table of the scaling law{name and f': {name}'}\n\n`{found['command']}`; NE against "
+        "the planted truth on two held-out days, mean over seeds, 95% intervals over users and seeds. Part scores: the "
         "share of each part of the click logit that the models explain (docs/planted.md).",
-        "![NE over training FLOPs](scaling.png)",
+        f"![NE over training FLOPs]({table_of(name).with_suffix('.png').name})",
     ]
     if found["fit"]["missing"]:
         parts.append(f"Not trained: {', '.join(found['fit']['missing'])}.")

@@ -2,7 +2,8 @@
 
 `python -m benchmarks.scaling` runs the full ladder in $HEADWATER_HOME (hours; start it with nohup,
 and again when it was cut short) and writes docs/scaling.json, docs/scaling.png and the section of
-docs/experiments.md. `--ladder JSON` gives other fields of the config, for a shorter one.
+docs/experiments.md. `--ladder JSON` gives other fields of the config, for a shorter one; `--name`
+keeps it beside the main one.
 `--quick` trains two rungs on 60,000 rows, without trials, and compares their NE with the committed
 ones (`table_gap`; `--record` commits new ones); what two rungs cannot tell comes from the table.
 
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._measure import BenchmarkError, Bound, report
-from benchmarks._scaling_docs import TABLE, committed, record_ladder, record_quick
+from benchmarks._scaling_docs import NAMED, committed, record_ladder, record_quick, table_of
 from pipeline.run.launch import pipeline_command
 from pipeline.run.paths import REPOSITORY, Run, open_run
 
@@ -51,11 +52,14 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--size", default="base", help="of the full ladder: small has 3 rungs")
     parser.add_argument("--ladder", default="{}", help="JSON of config fields, for the full ladder")
+    parser.add_argument("--name", default="", help="of a ladder besides the main one, in docs/")
     arguments = parser.parse_args(argv)
+    if not NAMED.fullmatch(arguments.name):
+        parser.error(f"--name must be of a-z, 0-9 and -, got {arguments.name!r}")
     if not arguments.quick:
         given = json.loads(arguments.ladder)
         run = _trained(None, arguments.jobs, arguments.size, given)
-        record_ladder(run, arguments.size, given)
+        record_ladder(run, arguments.size, given, arguments.name)
         return report("scaling", _figures(_fit(run), _fit(run)), _targets())
     with tempfile.TemporaryDirectory(prefix="headwater-bench-") as home:
         run = _trained(Path(home), arguments.jobs, "small", QUICK, "--quick")
@@ -73,7 +77,7 @@ def _quick(run: Run, *, record: bool) -> int:
         print(f"{unit:28} NE {ne:.4f}  committed {known.get(unit, float('nan')):.4f}")
     if record:
         record_quick(seen)
-        print(f"written to {TABLE}")
+        print(f"written to {table_of()}")
     gap: dict[str, Bound] = {"table_gap": ("<=", MOST_GAP)} if known else {}
     return report("scaling", figures, _targets() | gap)
 
