@@ -63,7 +63,8 @@ def section(found: dict[str, Any]) -> str:
     parts = [
         f"### Table of the scaling law{name and f': {name}'}\n\n`{found['command']}`; NE against "
         "the planted truth on two held-out days, mean over seeds, 95% intervals over users and "
-        "seeds. Part scores: the share of each part of the click logit that the models explain (docs/planted.md).",
+        "seeds. Part scores: the share of each part of the click logit that the models explain "
+        "(docs/planted.md).",
         f"![NE over training FLOPs]({table_of(name).with_suffix('.png').name})",
     ]
     if found["fit"]["missing"]:
