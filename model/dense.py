@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,9 @@ from model.embedding import DenseInputs, EventInputs, PlainTables
 from model.engine_config import EngineConfig
 from model.foundation import ModelOutput
 from model.pieces import Place
+
+if TYPE_CHECKING:
+    from model.expert_ranks import ExpertRanks
 
 WEIGHT, OPTIMIZER = "weight", "optimizer"
 
@@ -48,9 +51,16 @@ class DensePart:
     def __init__(self, module: nn.Module, config: EngineConfig) -> None:
         self.module, self.stage = module, config.zero_stage
         self.shapes = {n: tuple(p.shape) for n, p in module.named_parameters()}
+        self.expert_ranks: ExpertRanks | None = None
+        self._experts = frozenset[str]()
+        if config.layout.expert > 1:
+            self.expert_ranks, self._experts = share_experts(module, config.layout.expert)
         self.optimizer = _optimizer(module, config)
         given = BareTensors(module) if self.stage == 3 else module
         self.engine = start_deepspeed(given, self.optimizer, config)
+        if self.expert_ranks is not None:
+            self.engine.has_moe_layers = True  # DeepSpeed looks for layers of its own class
+            self.engine.expert_data_parallel_group = {self.expert_ranks.name: None}
         # a lone rank has nobody to reduce with, and DeepSpeed would copy all gradients all the same
         self.engine.enable_backward_allreduce &= dist.get_world_size() > 1
         self._clip_norm = config.clip_norm if self.stage == 0 else 0.0
@@ -71,8 +81,27 @@ class DensePart:
     def step(self) -> None:
         """Step the optimizer; without ZeRO gradients are whole, and all clipped in one call."""
         if self._clip_norm:
-            nn.utils.clip_grad_norm_(self._parameters.values(), self._clip_norm, foreach=True)
+            self._clip()
         self.engine.step()
+
+    def _clip(self) -> None:
+        """By the norm of the whole gradient, that of experts on other ranks included."""
+        given = {n: p.grad for n, p in self._parameters.items() if p.grad is not None}
+        if self.expert_ranks is None:
+            norm = nn.utils.get_total_norm(given.values(), foreach=True)
+        else:
+            parts = [
+                nn.utils.get_total_norm(
+                    [g for n, g in given.items() if (n in self._experts) == own]
+                )
+                for own in (True, False)
+            ]
+            of_experts = parts[0].square()
+            dist.all_reduce(of_experts, group=self.expert_ranks.group)
+            norm = (of_experts + parts[1].square()).sqrt()
+        nn.utils.clip_grads_with_norm_(
+            self._parameters.values(), self._clip_norm, norm, foreach=True
+        )
 
     @property
     def num_parameters(self) -> int:
@@ -87,8 +116,10 @@ class DensePart:
 
     def flat(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors that are laid out as `held` are: flat and without padding; writable."""
-        places = self.places.items()
-        return {n: tensors[n].detach().view(-1).narrow(0, 0, p.shape[0]) for n, p in places}
+        return {
+            n: tensor.detach().view(-1).narrow(0, 0, self.places[n].shape[0])
+            for n, tensor in tensors.items()
+        }
 
     def state(self) -> dict[str, Tensor]:
         """Optimizer state of this rank by "optimizer.<kind>.<name>"; writable."""
@@ -105,7 +136,7 @@ class DensePart:
         for key, value in self.state().items():
             name = key.split(".", 2)[2]
             slot, whole = self.slots[name], (math.prod(self.shapes[name]),)
-            mine = self.stage > 0 or self._first
+            mine = self.stage > 0 or self._writes(name)
             if value.dim():
                 found[key] = Place((slot.begin,), (slot.count,), whole, mine)
             else:
@@ -126,18 +157,26 @@ class DensePart:
     def _place(self, name: str) -> Place:
         """Where what `flat` gives of a parameter lies in the flat one."""
         size, slot = math.prod(self.shapes[name]), self.slots.get(name)
+        if name not in self._parameters:
+            return Place((0,), (0,), (size,), mine=False)  # an expert of another rank
         if self.stage < 3:
-            return Place((0,), (size,), (size,), mine=self._first)
+            return Place((0,), (size,), (size,), mine=self._writes(name))
         if slot is None:
             return Place((0,), (0,), (size,), mine=False)
         return Place((slot.begin,), (slot.count,), (size,))
+
+    def _writes(self, name: str) -> bool:
+        """Whether this rank is the first of those that hold a whole parameter."""
+        if self.expert_ranks is not None and name in self._experts:
+            return self.expert_ranks.writes
+        return self._first
 
     @torch.no_grad()
     def set_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Copy whole weights into the parameters named; others stay as they are."""
         own, places = self.flat(self.held()), self.places
-        for name, weight in weights.items():
-            own[name].copy_(places[name].within(weight.reshape(-1)))
+        for name in weights.keys() & own.keys():
+            own[name].copy_(places[name].within(weights[name].reshape(-1)))
         self.follow()
 
     @torch.no_grad()
@@ -195,6 +234,15 @@ def _bare(inputs: DenseInputs) -> tuple[Any, ...]:
     of_events = [(e.lengths_B, e.gap_E, e.age_E, *e.embedded) for e in inputs.events.values()]
     flat = chain.from_iterable(of_events)
     return counts, inputs.embedded_BFD, inputs.dense_BC, inputs.surface_B, *flat
+
+
+def share_experts(module: nn.Module, size: int) -> tuple[ExpertRanks, frozenset[str]]:
+    """Share out the experts of a module; the group, and names of those that this rank keeps."""
+    _import_deepspeed().init_distributed("gloo", verbose=False)
+    from model.expert_ranks import ExpertRanks, spread_experts
+
+    ranks = ExpertRanks(size)
+    return ranks, frozenset(spread_experts(module, ranks))
 
 
 def start_deepspeed(

@@ -44,5 +44,12 @@ class EngineConfig:
             self.precision,
             "loss scaling would reach the tables' optimizer",
         )
+        require(
+            self.layout.expert == 1 or self.keep.interaction == 1,
+            "train.keep.interaction",
+            "1.0 with expert ranks",
+            self.keep.interaction,
+            "running an interaction again would exchange its tokens again",
+        )
         row_sums = self.optimizer == "adaptive"
         self.layout.check(self.ranks, self.zero_stage, row_sums=row_sums)

@@ -100,9 +100,9 @@ class GlobalInteraction(nn.Module):
             else [pieces[i::experts] for i in range(experts)]
         )
         self.places = [p.tolist() for p in parts]
-        outs = [len(p) for p in torch.arange(num_x).tensor_split(experts)]
+        self.outs = [len(p) for p in torch.arange(num_x).tensor_split(experts)]
         self.experts = nn.ModuleList(
-            WukongLayer(len(p), out, config) for p, out in zip(self.places, outs, strict=True)
+            WukongLayer(len(p), out, config) for p, out in zip(self.places, self.outs, strict=True)
         )
 
     def forward(self, x_BND: Tensor, h_BQD: Tensor) -> Tensor:

@@ -19,8 +19,8 @@ class Layout:
     """The five degrees, 0 standing for what follows from the ranks, and how tables are cut.
 
     `dense_shard`: ranks that share one copy of what ZeRO shards; `dense_replica`: such groups.
-    `expert`: ranks that share experts. `sparse_shard`: ranks that share one copy of the tables;
-    `sparse_replica`: such groups. `sharding`: whole tables, blocks of rows or of columns to a rank,
+    `expert`: ranks that share the experts of a layer out among them (1: each has all).
+    `sparse_shard`: ranks that share one copy of the tables; `sparse_replica`: such groups. `sharding`: whole tables, blocks of rows or of columns to a rank,
     or (data) every table on every rank.
     """
 
@@ -53,8 +53,12 @@ class Layout:
             self.sharding,
             "row-wise Adagrad has one sum per row, which blocks of columns cannot share",
         )
-        shard = ranks if zero_stage else 1
-        dense = {"dense_shard": shard, "dense_replica": ranks // shard, "expert": 1}
+        shard, expert = (ranks, 1) if zero_stage else (1, max(1, self.expert))
+        dense = {
+            "dense_shard": shard,
+            "dense_replica": max(1, ranks // shard // expert),
+            "expert": expert,
+        }
         split = 1 if self.sharding == "data" else ranks
         sparse = {"sparse_shard": split, "sparse_replica": ranks // split}
         for built in (dense, sparse):
@@ -76,5 +80,6 @@ class Layout:
                 f"train.layout.{name}",
                 f"{built[name]} at this stage and sharding",
                 degree,
-                "groups of shards, replicas of groups and expert ranks are not built yet; use 0",
+                "groups of shards, replicas of groups, and expert ranks under ZeRO are not built "
+                "yet; use 0 for what follows",
             )

@@ -46,11 +46,13 @@ class Case:
     end: int = 6
     resume_from: str = ""
     dropout: float = 0.0
+    expert: int = 1
+    experts: int = 1
 
 
 def build(case: Case) -> FoundationModel:
     torch.manual_seed(0)
-    config = replace(ModelConfig(), dropout=case.dropout)
+    config = replace(ModelConfig(), dropout=case.dropout, wukong_experts=case.experts)
     return FoundationModel(planted_features(), OBJECTIVES, NUM_SURFACES, config).train()
 
 
@@ -63,7 +65,7 @@ def engine_of(case: Case) -> Engine:
         clip_norm=case.clip_norm,
         ranks=case.ranks,
         zero_stage=case.zero_stage,
-        layout=Layout(sharding=case.sharding),
+        layout=Layout(sharding=case.sharding, expert=case.expert),
         optimizer=case.optimizer,
     )
     return Engine(lambda: build(case), config)

@@ -7,20 +7,26 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from model_world import NUM_SURFACES, OBJECTIVES, planted_features
 from safetensors.torch import load_file
 from torchrec import KeyedTensor
 
-from model.config import ConfigError
+from model.budgets import Keep
+from model.config import ConfigError, ModelConfig
 from model.embedding import DenseInputs
+from model.expert_ranks import spread_experts
+from model.foundation import FoundationModel
 from model.layout import Layout
 from model.parallel import Engine, EngineConfig, refuse_keyed
 from model.tables import _kept
 
 WORKER = Path(__file__).with_name("rank_worker.py")
 ONE = [{"name": f"one-{o}", "ranks": 1, "optimizer": o} for o in ("sgd", "adaptive")]
+EXPERTS = {"experts": 4, "optimizer": "adaptive", "clip_norm": 0.5}  # clipped by the joint norm
 QUICK = [  # (ranks, ZeRO stage, sharding, optimizer): every stage and every sharding
     (2, 0, "table", "sgd"),
     (2, 0, "column", "sgd"),
@@ -85,6 +91,19 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"name": "one-on", "ranks": 1, "resume_from": one},
     ]
     cases = [{**(resumed if "resume_from" in case else {}), **case} for case in cases]
+    cases += [
+        {"name": "two-experts", "ranks": 2, "expert": 2, **EXPERTS},
+        {
+            "name": "two-experts-on",
+            "ranks": 2,
+            **EXPERTS,
+            "expert": 2,
+            **resumed,
+            "resume_from": "two-experts",
+        },
+        {"name": "all-experts", "ranks": 1, **EXPERTS},
+        {"name": "experts-to-one", "ranks": 1, **EXPERTS, **resumed, "resume_from": "two-experts"},
+    ]
     return trained(tmp_path_factory.mktemp("ranks"), cases)
 
 
@@ -99,6 +118,35 @@ def test_ranks_train_as_one_does(quick, case):
 @pytest.mark.parametrize(("mine", "theirs"), [("two-to-one", "two-on"), ("one-to-two", "one-on")])
 def test_a_checkpoint_goes_on_at_another_number_of_ranks(quick, mine, theirs):
     assert worst(quick, mine, theirs) < TOLERANCE
+
+
+def test_ranks_that_share_experts_train_as_one_with_all_of_them(quick):
+    assert worst(quick, "two-experts", "all-experts") < TOLERANCE
+
+
+def test_a_checkpoint_of_expert_ranks_goes_on_at_one(quick):
+    assert worst(quick, "experts-to-one", "two-experts-on") < TOLERANCE
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("expert", [2, 4])
+@pytest.mark.parametrize("sharding", ["table", "row", "data"])
+def test_four_ranks_share_experts(tmp_path, expert, sharding):
+    on = {**EXPERTS, "begin": 6, "end": 9, "resume_from": "four"}
+    four = {"ranks": 4, "expert": expert, "sharding": sharding}
+    trained(
+        tmp_path,
+        [
+            {"name": "one", "ranks": 1, **EXPERTS},
+            {"name": "four", **four, **EXPERTS},
+            {"name": "four-on", **four, **on},
+            {"name": "four-to-two", "ranks": 2, "expert": 2, **on},
+            {"name": "four-to-one", "ranks": 1, **on},
+        ],
+    )
+    assert worst(tmp_path, "four", "one") < TOLERANCE
+    assert worst(tmp_path, "four-to-two", "four-on") < TOLERANCE
+    assert worst(tmp_path, "four-to-one", "four-on") < TOLERANCE
 
 
 @pytest.mark.long
@@ -157,7 +205,14 @@ def test_more_ranks_than_processes_are_refused():
         (4, 1, {"dense_shard": 2}, "dense_replica x expert must be train.ranks, which is 4"),
         (4, 0, {"sparse_shard": 2}, "sparse_shard x sparse_replica must be train.ranks"),
         (4, 1, {"dense_shard": 2, "dense_replica": 2}, "dense_shard must be 4 at this stage"),
-        (4, 0, {"dense_replica": 2, "expert": 2}, "dense_replica must be 4 at this stage"),
+        (
+            4,
+            0,
+            {"expert": 3},
+            "dense_replica x expert must be train.ranks, which is 4, got 1 x 1 x 3",
+        ),
+        (4, 1, {"dense_shard": 2, "expert": 2}, "dense_shard must be 4 at this stage"),
+        (4, 3, {"dense_shard": 4, "expert": 2}, "dense_replica x expert must be train.ranks"),
         (4, 0, {"sparse_shard": 2, "sparse_replica": 2}, "groups of shards.* not built yet"),
     ],
 )
@@ -171,6 +226,20 @@ def test_tables_too_narrow_for_blocks_of_columns_are_refused():
         _kept(torch.zeros(5, 12), "column", 2)
 
 
+def test_experts_are_not_shared_out_while_interactions_run_again():
+    config = {"batch_size": 8, "dense_lr": 0.1, "sparse_lr": 0.1, "ranks": 2}
+    with pytest.raises(ConfigError, match=r"train.keep.interaction must be 1.0 with expert ranks"):
+        EngineConfig(**config, layout=Layout(expert=2), keep=Keep(interaction=0.5))
+
+
+def test_more_expert_ranks_than_experts_are_refused():
+    features = planted_features()
+    model = FoundationModel(features, OBJECTIVES, NUM_SURFACES, ModelConfig(wukong_experts=2))
+    with pytest.raises(ConfigError, match=r"must be at most 2, the Wukong experts .*, got 3"):
+        spread_experts(model.dense, SimpleNamespace(size=3))
+
+
 def test_degrees_that_follow_from_the_ranks_may_be_named():
+    Layout(dense_replica=2, expert=2).check(4, 0)
     Layout(dense_shard=4, dense_replica=1, sparse_shard=4, sparse_replica=1).check(4, 3)
     Layout(dense_shard=1, dense_replica=2, sharding="data", sparse_replica=2).check(2, 0)
