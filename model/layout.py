@@ -20,8 +20,9 @@ class Layout:
 
     `dense_shard`: ranks that share one copy of what ZeRO shards; `dense_replica`: such groups.
     `expert`: ranks that share the experts of a layer out among them (1: each has all).
-    `sparse_shard`: ranks that share one copy of the tables; `sparse_replica`: such groups. `sharding`: whole tables, blocks of rows or of columns to a rank,
-    or (data) every table on every rank.
+    `sparse_shard`: ranks that share one copy of the tables; `sparse_replica`: such groups.
+    `sharding`: whole tables, blocks of rows or of columns to a rank, or (data) every table on
+    every rank.
     """
 
     dense_shard: int = 0

@@ -209,7 +209,7 @@ def test_more_ranks_than_processes_are_refused():
             4,
             0,
             {"expert": 3},
-            "dense_replica x expert must be train.ranks, which is 4, got 1 x 1 x 3",
+            "must be train.ranks, which is 4, got .1 x 1 x 3",
         ),
         (4, 1, {"dense_shard": 2, "expert": 2}, "dense_shard must be 4 at this stage"),
         (4, 3, {"dense_shard": 4, "expert": 2}, "dense_replica x expert must be train.ranks"),
