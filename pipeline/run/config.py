@@ -311,6 +311,14 @@ class RunConfig:
             self.train.ranks,
             f"a rank reads whole buckets; raise window.num_buckets, {self.window.num_buckets}",
         )
+        experts = self.model.wukong_experts if self.model.arch == "kunlun" else 1
+        require(
+            self.train.layout.expert <= experts,
+            "train.layout.expert",
+            f"at most {experts}, the Wukong experts of every layer",
+            self.train.layout.expert,
+            "raise model.wukong_experts, or use 1",
+        )
         if self.mix.reference_surface:
             require(
                 self.mix.reference_surface in self.surfaces,

@@ -56,7 +56,7 @@ def test_names_follow_what_they_name() -> None:
         ({"train.zero_stage": 1}, ("train.zero_stage", "0 on one rank")),
         (
             {"train.ranks": 2, "train.layout.dense_replica": 1, "train.layout.expert": 2},
-            ("train.layout.dense_replica", "expert ranks are not built yet"),
+            ("train.layout.expert", "at most 1", "raise model.wukong_experts"),
         ),
     ],
 )
