@@ -7,7 +7,6 @@ import importlib
 import importlib.metadata
 import logging
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from pipeline.run.environment import airflow_home, state_folder
 from pipeline.run.errors import EXIT_CONTRACT, EXIT_OK
-from pipeline.run.paths import REPOSITORY, home
+from pipeline.run.paths import REPOSITORY, free_gb, home
 from pipeline.run.servers import describe, pools
 
 FREE_GB = 5.0
@@ -128,7 +127,7 @@ def mlflow() -> str:
 
 def disk() -> str:
     """Some gigabytes are free where runs are written."""
-    free = shutil.disk_usage(home()).free / 1e9
+    free = free_gb()
     if free < FREE_GB:
         raise RuntimeError(f"{free:.1f} GB left at {home()}: free some, or set HEADWATER_HOME")
     return f"{free:.0f} GB free at {home()}"

@@ -10,7 +10,6 @@ import argparse
 import datetime as dt
 import json
 import logging
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from pipeline.run.environment import state_folder
 from pipeline.run.errors import EXIT_FAILED, EXIT_OK, DataError, RetryError
 from pipeline.run.launch import pipeline_command
 from pipeline.run.lock import locked
-from pipeline.run.paths import Run, home, landing_folder, open_run, run_folder
+from pipeline.run.paths import Run, free_gb, home, landing_folder, open_run, run_folder
 from pipeline.run.presets import SIZES, source_spec
 from pipeline.run.published import PUBLISHED, published_files
 from pipeline.run.resolve import config_of, request_parser, resolve
@@ -119,7 +118,7 @@ def check_source(config: RunConfig) -> None:
 
 def check_disk(size: str) -> None:
     """`RetryError` when the disk of the home folder is almost full."""
-    free = shutil.disk_usage(home()).free / 1e9
+    free = free_gb()
     if free < FREE_GB[size]:
         raise RetryError(
             f"{home()} has {free:.1f} GB left, a {size} run needs {FREE_GB[size]}; free some, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,14 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 def home() -> Path:
     """Folder that holds lake/, runs/ and store/: $HEADWATER_HOME, else the repository."""
     return Path(os.environ.get("HEADWATER_HOME", REPOSITORY)).resolve()
+
+
+def free_gb() -> float:
+    """Gigabytes that are free where the home folder is, or will be."""
+    place = home()
+    while not place.exists():
+        place = place.parent
+    return shutil.disk_usage(place).free / 1e9
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -259,3 +259,11 @@ def test_lost_runs_are_given_up_but_not_the_schedules_own() -> None:
         "/dags/foundation_daily/dagRuns/a%20b",
         "/dags/students_daily/dagRuns/e",
     ]
+
+
+def test_the_disk_of_a_home_that_does_not_exist_yet_is_its_parents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADWATER_HOME", str(tmp_path / "not" / "there"))
+    daily.check_disk("smoke")
+    assert not (tmp_path / "not").exists()
