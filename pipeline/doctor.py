@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
 from pipeline.run.environment import airflow_home, state_folder
 from pipeline.run.errors import EXIT_CONTRACT, EXIT_OK
 from pipeline.run.paths import REPOSITORY, free_gb, home
@@ -58,13 +60,15 @@ def locked_versions() -> str:
     """Direct requirements are installed in their exact versions."""
     wrong, count = [], 0
     for line in (REPOSITORY / "requirements.txt").read_text().splitlines():
-        name, _, version = line.partition("==")
-        if not version or name == "fbgemm-gpu-cpu":
+        if not line or line.startswith("#"):
+            continue
+        wanted = Requirement(line)
+        if wanted.name == "fbgemm-gpu-cpu" or (wanted.marker and not wanted.marker.evaluate()):
             continue
         count += 1
-        found = installed(name)
-        if found is None or found.split("+")[0] != version:
-            wrong.append(f"{name} {found or 'missing'} instead of {version}")
+        found = installed(wanted.name)
+        if found is None or not wanted.specifier.contains(found.split("+")[0], prereleases=True):
+            wrong.append(f"{wanted.name} {found or 'missing'} instead of {wanted.specifier}")
     if wrong:
         raise RuntimeError(f"{'; '.join(wrong)}: run make install")
     return f"{count} direct requirements as pinned"
