@@ -33,7 +33,7 @@ by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removep
 
 @pytest.fixture(autouse=True)
 def same_numbers() -> None:
-    """The same numbers whichever tests run before: bfloat16's worst draws come near its tolerance."""
+    """Whichever tests run before: bfloat16's worst draws come near its tolerance."""
     torch.manual_seed(0)
 
 
