@@ -224,7 +224,8 @@ def test_training_takes_the_overrides_of_what_is_built():
     shapes = {(p.plan.zero_stage, p.plan.sharding) for p in judged.found}
     assert {(0, "data"), (1, "row"), (3, "table")} <= shapes
     for planned in judged.found:
-        wanted = planned.plan.overrides(64) | {"window.num_buckets": 4}
+        experts = {"model.wukong_experts": planned.plan.expert}  # as many as are to be shared out
+        wanted = planned.plan.overrides(64) | {"window.num_buckets": 4} | experts
         assert with_overrides(preset("2026-11-29", "small"), wanted).train.ranks == 4
 
 
