@@ -65,9 +65,7 @@ def of_rows(values_PHK: Tensor, sizes: list[int]) -> list[Tensor]:
 
 def clear_free(sizes: list[int], *values: Tensor) -> None:
     """Zeros in the free slots of values [P, ...]."""
-    free = [part for x in values for part in x.split(sizes)[1::2] if part.numel()]
-    if free:
-        torch._foreach_zero_(free)
+    torch._foreach_zero_([part for x in values for part in x.split(sizes)[1::2]])
 
 
 @dataclass(frozen=True, slots=True)

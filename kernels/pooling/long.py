@@ -27,24 +27,25 @@ class LongSeeds(torch.autograd.Function):
         ctx.sizes, ctx.rows = layout.sizes(), layout.order_R.tolist()
         q_HSK = (q_SHK * ctx.scale).transpose(0, 1).contiguous()
         out_BHSK = q_HSK.new_zeros(layout.num_rows, *q_HSK.shape)
-        weights = []
-        kv = (of_rows(x, ctx.sizes) for x in (k, v))
-        for row, k_HtK, v_HtK in zip(ctx.rows, *kv, strict=True):
-            p_HSt = torch.bmm(q_HSK, k_HtK.mT)
-            weights.append(torch.softmax(p_HSt, -1, out=p_HSt))
-            torch.bmm(p_HSt, v_HtK, out=out_BHSK[row])
-        ctx.save_for_backward(q_HSK, k, v, *weights)
+        keys, values, weights = of_rows(k, ctx.sizes), of_rows(v, ctx.sizes), []
+        for row, k_HtK, v_HtK in zip(ctx.rows, keys, values, strict=True):
+            weights.append(torch.bmm(q_HSK, k_HtK.mT).softmax(-1))
+            torch.bmm(weights[-1], v_HtK, out=out_BHSK[row])
+        ctx.shape = k.shape
+        ctx.save_for_backward(q_HSK, *weights, *keys, *values)
         return out_BHSK.transpose(1, 2)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_BSHK: Tensor) -> Any:
         """The seeds' gradient is summed in float32 at least."""
-        q_HSK, k, v, *weights = ctx.saved_tensors
-        grad_BHSK = grad_BSHK.transpose(1, 2)
-        dk, dv, dq = torch.empty_like(k), torch.empty_like(v), []
-        parts = (of_rows(x, ctx.sizes) for x in (k, v, dk, dv))
-        for row, p_HSt, k_HtK, v_HtK, dk_HtK, dv_HtK in zip(ctx.rows, weights, *parts, strict=True):
+        q_HSK, *kept = ctx.saved_tensors
+        grad_BHSK = grad_BSHK.transpose(1, 2).contiguous()
+        dk, dv, dq = q_HSK.new_empty(ctx.shape), q_HSK.new_empty(ctx.shape), []
+        num = len(ctx.rows)
+        kept = (kept[:num], kept[num : 2 * num], kept[2 * num :])
+        rows = zip(ctx.rows, *kept, of_rows(dk, ctx.sizes), of_rows(dv, ctx.sizes), strict=True)
+        for row, p_HSt, k_HtK, v_HtK, dk_HtK, dv_HtK in rows:
             g_HSK = grad_BHSK[row]
             torch.bmm(p_HSt.mT, g_HSK, out=dv_HtK)
             ds_HSt = torch.bmm(g_HSK, v_HtK.mT)
@@ -52,6 +53,6 @@ class LongSeeds(torch.autograd.Function):
             torch.bmm(ds_HSt.mT, q_HSK, out=dk_HtK)
             dq.append(torch.bmm(ds_HSt, k_HtK))
         clear_free(ctx.sizes, dk, dv)
-        wide = torch.promote_types(k.dtype, torch.float32)
-        dq_HSK = torch.stack(dq).sum(0, dtype=wide).mul_(ctx.scale).to(k.dtype)
+        wide = torch.promote_types(q_HSK.dtype, torch.float32)
+        dq_HSK = torch.stack(dq).sum(0, dtype=wide).mul_(ctx.scale).to(q_HSK.dtype)
         return dq_HSK.transpose(0, 1), dk, dv, None
