@@ -11,7 +11,6 @@ next: pack once, unpack once.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -37,25 +36,6 @@ class Bucket:
             return score_bTX
         shape = (*self.valid_bT.shape, *([1] * (score_bTX.dim() - 2)))
         return score_bTX.masked_fill(~self.valid_bT.view(shape), float("-inf"))
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Where a row lies: its events are the slots [begin, end), those up to `stop` are free."""
-
-    row: int
-    begin: int
-    end: int
-    stop: int
-
-    def of(self, values_PHK: Tensor) -> Tensor:
-        """The row's events by head, a [H, t, K] view."""
-        return values_PHK[self.begin : self.end].transpose(0, 1)
-
-    def clear(self, values_PHK: Tensor) -> None:
-        """Zeros in the free slots."""
-        if self.stop > self.end:
-            values_PHK[self.end : self.stop].zero_()
 
 
 def of_rows(values_PHK: Tensor, sizes: list[int]) -> list[Tensor]:
@@ -148,12 +128,6 @@ class Layout:
             found += [stop - end, lengths[row]]
             stop = begins[row]
         return found[::-1]
-
-    def spans(self) -> list[Span]:
-        """Where every row that has events lies, in bucket order; together they are all slots."""
-        ends = list(accumulate(self.sizes(), initial=0))
-        places = zip(self.order_R.tolist(), ends[::2], ends[1::2], ends[2::2], strict=False)
-        return [Span(*of_row) for of_row in places]
 
     def take_rows(self, values_BX: Tensor) -> Tensor:
         """Per-row values in bucket order, empty rows left out."""
