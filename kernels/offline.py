@@ -61,8 +61,7 @@ def programs(chips: Iterable[int] = CHIPS, widths: Iterable[int] = (64,)) -> Ite
     """Every kernel compiled in bfloat16, one by one; `RuntimeError` in interpreter mode."""
     for width, chip in product(widths, chips):
         for name, kernel, constants in kernels_of(width):
-            is_wide = kernel.__module__ in (attention.__name__, pool.__name__)
-            options = launch_of(chip) if is_wide else {}
+            options = launch_of(kernel.__module__.split(".")[1], chip)
             yield compiled(name, kernel, constants, chip, width, options)
 
 

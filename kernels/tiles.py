@@ -54,9 +54,13 @@ def chip_of(device: torch.device) -> int:
     return 10 * major + minor
 
 
-def launch_of(chip: int) -> dict[str, int]:
-    """Warps and stages of attention and pooling: by Triton's own choice sm_100 spills registers."""
-    return {"num_warps": 8, "num_stages": 2} if chip >= 100 else {}
+def launch_of(op: str, chip: int) -> dict[str, int]:
+    """Warps and stages of an op where programs spill registers by Triton's own choice."""
+    if op == "jagged_pool":
+        return {"num_warps": 8}
+    if op == "attention" and chip >= 100:
+        return {"num_warps": 8, "num_stages": 2}
+    return {}
 
 
 def block_of(size: int) -> int:

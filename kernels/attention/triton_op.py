@@ -161,5 +161,5 @@ def _options(q: Tensor, angles: list[Tensor], mode: int, reach: int) -> dict[str
         "TURNED": bool(angles),
         "OPERAND": operand(q.dtype),
         "SUM": accumulator(q.dtype),
-        **launch_of(chip_of(q.device)),
+        **launch_of("attention", chip_of(q.device)),
     }

@@ -108,5 +108,5 @@ def _options(values: Tensor, mode: int) -> dict[str, object]:
         "COLUMNS": COLUMNS,
         "MODE": mode,
         "SUM": accumulator(values.dtype),
-        **launch_of(chip_of(values.device)),
+        **launch_of("jagged_pool", chip_of(values.device)),
     }
