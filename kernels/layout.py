@@ -38,40 +38,14 @@ class Bucket:
         return score_bTX.masked_fill(~self.valid_bT.view(shape), float("-inf"))
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Where a row lies: its events are the slots [begin, end), those up to `stop` are free."""
-
-    row: int
-    begin: int
-    end: int
-    stop: int
-
-    def of(self, values_PHK: Tensor) -> Tensor:
-        """The row's events by head, a [H, t, K] view."""
-        return values_PHK[self.begin : self.end].transpose(0, 1)
-
-    def clear(self, values_PHK: Tensor) -> None:
-        """Zeros in the free slots."""
-        if self.stop > self.end:
-            values_PHK[self.end : self.stop].zero_()
-
-
-def of_rows(values_PHK: Tensor, spans: list[Span]) -> list[Tensor]:
+def of_rows(values_PHK: Tensor, sizes: list[int]) -> list[Tensor]:
     """Every row's events by head, [H, t, K] views; one split, for views one by one take longer."""
-    return list(values_PHK.transpose(0, 1).split(_cuts(spans), 1)[::2])
+    return list(values_PHK.transpose(0, 1).split(sizes, 1)[::2])
 
 
-def clear_free(spans: list[Span], *values: Tensor) -> None:
+def clear_free(sizes: list[int], *values: Tensor) -> None:
     """Zeros in the free slots of values [P, ...]."""
-    free = [part for x in values for part in x.split(_cuts(spans))[1::2] if part.numel()]
-    if free:
-        torch._foreach_zero_(free)
-
-
-def _cuts(spans: list[Span]) -> list[int]:
-    """Slots with events and free ones behind them, row by row."""
-    return [size for s in spans for size in (s.end - s.begin, s.stop - s.end)]
+    torch._foreach_zero_([part for x in values for part in x.split(sizes)[1::2]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,13 +118,16 @@ class Layout:
         length_R = self.lengths_B[self.order_R]
         return [part.tolist() for part in length_R.split([b.num_rows for b in self.buckets])]
 
-    def spans(self) -> list[Span]:
-        """Where every row that has events lies, in bucket order; together they are all slots."""
-        rows = self.order_R.tolist()
-        begin_R, length_R = self.begin_B[self.order_R], self.lengths_B[self.order_R]
-        begins, ends = begin_R.tolist(), (begin_R + length_R).tolist()
-        stops = [*begins[1:], self.num_slots]
-        return [Span(*of_row) for of_row in zip(rows, begins, ends, stops, strict=True)]
+    def sizes(self) -> list[int]:
+        """Of every row that has events, in bucket order: its events, then its free slots."""
+        found = []
+        begins, lengths = self.begin_B.tolist(), self.lengths_B.tolist()
+        stop = self.num_slots
+        for row in reversed(self.order_R.tolist()):
+            end = begins[row] + lengths[row]
+            found += [stop - end, lengths[row]]
+            stop = begins[row]
+        return found[::-1]
 
     def take_rows(self, values_BX: Tensor) -> Tensor:
         """Per-row values in bucket order, empty rows left out."""

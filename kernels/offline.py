@@ -26,6 +26,7 @@ from kernels.attention import triton_kernel as attention
 from kernels.gdpa import triton_kernel as gdpa
 from kernels.jagged_pool import triton_kernel as pool
 from kernels.pooling import triton_kernel as pooling
+from kernels.tiles import launch_of
 
 CHIPS = (90, 100)
 SHARED_LIMIT = {90: 232_448, 100: 232_448}  # bytes that one program may ask for
@@ -60,7 +61,8 @@ def programs(chips: Iterable[int] = CHIPS, widths: Iterable[int] = (64,)) -> Ite
     """Every kernel compiled in bfloat16, one by one; `RuntimeError` in interpreter mode."""
     for width, chip in product(widths, chips):
         for name, kernel, constants in kernels_of(width):
-            yield compiled(name, kernel, constants, chip, width)
+            options = launch_of(kernel.__module__.split(".")[1], chip)
+            yield compiled(name, kernel, constants, chip, width, options)
 
 
 def kernels_of(width: int) -> list[tuple[str, Any, dict[str, Any]]]:
@@ -88,8 +90,15 @@ def kernels_of(width: int) -> list[tuple[str, Any, dict[str, Any]]]:
     return found
 
 
-def compiled(name: str, kernel: Any, constants: dict[str, Any], chip: int, width: int) -> Program:
-    """One kernel for one chip."""
+def compiled(
+    name: str,
+    kernel: Any,
+    constants: dict[str, Any],
+    chip: int,
+    width: int,
+    options: dict[str, int],
+) -> Program:
+    """One kernel for one chip, with the warps and stages of its launch."""
     if not hasattr(kernel, "arg_names"):
         raise RuntimeError("kernels are interpreted; unset TRITON_INTERPRET to compile them")
     signature = {
@@ -103,7 +112,7 @@ def compiled(name: str, kernel: Any, constants: dict[str, Any], chip: int, width
         if signature[argument].startswith("*")
     }
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
-    built = triton.compile(source, target=GPUTarget("cuda", chip, 32))
+    built = triton.compile(source, target=GPUTarget("cuda", chip, 32), options=options)
     registers, stack = _usage(built.asm["cubin"])
     return Program(
         kernel=name,

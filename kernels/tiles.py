@@ -46,6 +46,23 @@ def tiles_of(layout: Layout, size: int) -> Tiles:
     return Tiles(layout.begin_B, length_B, row_Z.int(), start_Z.int())
 
 
+def chip_of(device: torch.device) -> int:
+    """90 for sm_90; 0 where programs are interpreted."""
+    if device.type != "cuda":
+        return 0
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+def launch_of(op: str, chip: int) -> dict[str, int]:
+    """Warps and stages of an op where programs spill registers by Triton's own choice."""
+    if op == "jagged_pool":
+        return {"num_warps": 8}
+    if op == "attention" and chip >= 100:
+        return {"num_warps": 8, "num_stages": 2}
+    return {}
+
+
 def block_of(size: int) -> int:
     """The power of two, at least 16, that covers `size`: what a matrix unit takes."""
     return max(16, triton.next_power_of_2(size))

@@ -23,7 +23,7 @@ from kernels.attention.triton_kernel import (
     forward,
 )
 from kernels.layout import Layout
-from kernels.tiles import accumulator, block_of, operand, sum_dtype, tiles_of
+from kernels.tiles import accumulator, block_of, chip_of, launch_of, operand, sum_dtype, tiles_of
 
 
 def jagged_attention(
@@ -161,4 +161,5 @@ def _options(q: Tensor, angles: list[Tensor], mode: int, reach: int) -> dict[str
         "TURNED": bool(angles),
         "OPERAND": operand(q.dtype),
         "SUM": accumulator(q.dtype),
+        **launch_of("attention", chip_of(q.device)),
     }

@@ -44,7 +44,7 @@ GPU_UNMEASURED = (
 def main(argv: list[str]) -> int:
     """Race, print, and maybe write."""
     parser = argparse.ArgumentParser(prog="python -m kernels.bench")
-    parser.add_argument("--quick", action="store_true", help="fewer repeats and shapes")
+    parser.add_argument("--quick", action="store_true", help="fewer shapes")
     parser.add_argument("--write", action="store_true", help="put the table into the README")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
@@ -130,7 +130,7 @@ def _cpu(page: Page, quick: bool) -> list[Result]:
         rows = Rows(lengths_of(num_rows, longest, fill), longest, "cpu", torch.float32)
         # the padded form of full attention takes seconds, and its figure is that of equal rows
         for op in (op for op in memory.OPS if op != "full" or fill == 1 or not quick):
-            result = race(memory.case_of(op, rows, fill), "cpu", 3 if quick else 7)
+            result = race(memory.case_of(op, rows, fill), "cpu", 7)
             page.add(*result.lines(ceiling))
             results.append(result)
     return results

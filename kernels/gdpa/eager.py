@@ -30,7 +30,7 @@ def gdpa(
     names = (activation,) if isinstance(activation, str) else activation
     k_BHNK = k_BHNK * scale
     if layout.num_slots >= LONG * len(layout.order_R):
-        out_PHK: Tensor = LongGdpa.apply(q_PHK, k_BHNK, v_BHNK, layout.spans(), names)
+        out_PHK: Tensor = LongGdpa.apply(q_PHK, k_BHNK, v_BHNK, layout, names)
         return out_PHK
     of_rows = (layout.rows(k_BHNK), layout.rows(v_BHNK))
     blocks = zip(layout.blocks(q_PHK), *of_rows, strict=True)

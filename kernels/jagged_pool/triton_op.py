@@ -22,7 +22,7 @@ from kernels.jagged_pool.triton_kernel import (
     forward,
 )
 from kernels.layout import Layout
-from kernels.tiles import accumulator, sum_dtype, tiles_of
+from kernels.tiles import accumulator, chip_of, launch_of, sum_dtype, tiles_of
 
 PLACES = {"mean": MEAN, "sum": SUMMED, "softmax": SOFTMAX}
 
@@ -103,4 +103,10 @@ _pool.register_autograd(_gradients, setup_context=_keep)
 
 
 def _options(values: Tensor, mode: int) -> dict[str, object]:
-    return {"TILE": TILE, "COLUMNS": COLUMNS, "MODE": mode, "SUM": accumulator(values.dtype)}
+    return {
+        "TILE": TILE,
+        "COLUMNS": COLUMNS,
+        "MODE": mode,
+        "SUM": accumulator(values.dtype),
+        **launch_of("jagged_pool", chip_of(values.device)),
+    }

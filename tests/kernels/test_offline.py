@@ -11,13 +11,9 @@ import pytest
 pytest.importorskip("triton")
 
 
-# strict: once they fit, the mark must go
-SPILLS = pytest.mark.xfail(strict=True, reason="attention spills a few registers on sm_100")
-
-
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("chip", ["90", pytest.param("100", marks=SPILLS)])
+@pytest.mark.parametrize("chip", ["90", "100"])
 def test_all_programs_fit(chip):
     # a fresh process: in this one kernels may be interpreted
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}

@@ -191,6 +191,32 @@ def test_values_that_are_not_packed_are_refused():
             run()
 
 
+@pytest.mark.parametrize("lengths", [[3, 0, 70], [300, 250], [260, 260]], ids=str)
+@pytest.mark.parametrize("backend", ["eager", "triton"])
+def test_inputs_may_be_parts_of_wider_tensors(lengths, backend):
+    layout = layout_of(lengths)
+    q, k, v = torch.randn(layout.num_slots, 2, 24, device=DEVICE).chunk(3, -1)
+    seeds = torch.randn(2, 5, 16, device=DEVICE)[..., ::2].transpose(0, 1)
+    keys = torch.randn(len(lengths), 2, 4, 16, device=DEVICE)[..., :8]
+
+    def outcome(*inputs: Tensor) -> list[Tensor]:
+        q, k, v, seeds, keys = inputs = tuple(x.detach().requires_grad_() for x in inputs)
+        outs = [
+            kernels.jagged_attention(q, k, v, layout, window=9, backend=backend),
+            kernels.seed_attention(seeds, k, v, layout, backend=backend),
+            kernels.gdpa(q, keys, keys, layout, scale=0.3, backend=backend),
+            kernels.jagged_pool(q[:, 0], layout, backend=backend),
+        ]
+        total = sum(layout.unpack(o).square().sum() if len(o) == len(q) else o.sum() for o in outs)
+        return [*outs, *torch.autograd.grad(total, inputs)]
+
+    strided = (q, k, v, seeds, keys)
+    whole = [x.contiguous() for x in strided]
+    assert not any(x.is_contiguous() for x in strided)
+    for got, want in zip(outcome(*strided), outcome(*whole), strict=True):
+        torch.testing.assert_close(got, want)
+
+
 def test_a_poisoned_row_stays_alone():
     layout = layout_of([3, 70, 2])
     q, k, v = (torch.randn(75, 1, 8, device=DEVICE) for _ in range(3))
