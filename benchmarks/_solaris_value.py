@@ -26,13 +26,14 @@ from model.student_sequence import History
 from pipeline.evaluation.intervals import resample
 from pipeline.evaluation.metrics import normalized_entropy
 from pipeline.evaluation.truth import with_truth
-from pipeline.loopfm.arms import FIELDS, SOLARIS_ARMS, Arm, arms_named
+from pipeline.loopfm.arms import SOLARIS_ARMS, Arm, arms_named
 from pipeline.loopfm.lake import read_representations
+from pipeline.loopfm.store_fields import FIELDS, fields_of, one_or_none, with_age
 from pipeline.loopfm.student_rows import SurfaceRows
 from pipeline.loopfm.training import StudentRows, predict_rows, read_by
 from pipeline.loopfm.transfer import trained
 from pipeline.run.paths import Run
-from pipeline.solaris.as_served import one_or_none, play_span, served_fields
+from pipeline.solaris.as_served import play_span, served_table
 from pipeline.solaris.history import VectorHistory
 from pipeline.solaris.serving import SOURCES
 
@@ -128,7 +129,9 @@ def _with_served(
     )
     ids = data.ids.join(known, on=["impression_id", "ts_us"], how="left", maintain_order="left")
     served = history.serve(*(ids[name].to_numpy() for name in ("user_id", "ad_id", "ts_us")))
-    rows = replace(data.rows, served=served_fields(served))
+    table = pl.DataFrame(pl.from_arrow(served_table(served)))
+    fields = fields_of(table, run.config.model.representation_dim)
+    rows = replace(data.rows, served=fields)
     return replace(data, rows=rows), served.source_B
 
 
@@ -175,7 +178,8 @@ def _masked(rows: StudentRows, share: int, seed: int) -> StudentRows:
         raise ValueError("rows need their own representations; gather them")
     there_R = np.random.default_rng(seed).random(len(rows)) < share / 100
     own = rows.own.stored_NS[rows.own.begin_B].numpy()
-    exact: dict[str, History] = {"exact": one_or_none(own, there_R)}
+    new = with_age(own, np.zeros(len(rows)))
+    exact: dict[str, History] = {"exact": one_or_none(new, there_R)}
     return replace(rows, served=exact)
 
 

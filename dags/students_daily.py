@@ -1,7 +1,8 @@
 """### Students: one small model per surface
 
 Trains each surface's student with and without what the foundation model knows (soft labels,
-representations), measures how much of its gain arrives, and decides which students serve.
+representations, vectors as the store would have served them), measures how much of its gain
+arrives, and decides which students serve.
 
 **Inputs**: the assets `foundation_model`, `representations` and `solaris_store`, partition `day`.
 
@@ -31,10 +32,11 @@ with DAG(
     tags=["headwater"],
 ) as dag:
     run = find_run()
+    as_served = stage("as_served")(run)
     transfer = stage("transfer", mapped=True)(run, list_units("transfer", run))
     evaluate = stage("evaluate_students")(run)
     promote = stage("promote_students", outlets=[students])(run)
     track = stage("track")(run)
     report = stage("report")(run)
 
-    transfer >> evaluate >> promote >> [track, report]
+    as_served >> transfer >> evaluate >> promote >> [track, report]

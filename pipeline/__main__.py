@@ -43,6 +43,7 @@ STAGES: dict[str, tuple[str, str, str]] = {
     "verify": ("pipeline.solaris.verify", "verify", ""),
     "publish": ("pipeline.solaris.publish", "publish", ""),
     "replay": ("pipeline.solaris.replay", "replay", ""),
+    "as_served": ("pipeline.solaris.as_served", "as_served", ""),
     "transfer": ("pipeline.loopfm.transfer", "transfer", "surface"),
     "evaluate_students": ("pipeline.evaluation.students", "evaluate_students", ""),
     "promote_students": ("pipeline.evaluation.students", "promote_students", ""),

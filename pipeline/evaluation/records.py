@@ -22,7 +22,7 @@ SECTIONS = ("window", "mix", "model", "train", "transfer", "solaris", "evaluatio
 STAGES = {
     "foundation": ("mix", "mixture_contract", "pretrain", "evaluate", "promote"),
     "solaris": ("represent", "precompute", "publish", "replay"),
-    "students": ("transfer", "evaluate_students", "promote_students"),
+    "students": ("as_served", "transfer", "evaluate_students", "promote_students"),
     "scaling-law": ("scaling_fit",),
 }
 VARIED = {

@@ -21,8 +21,6 @@ from pipeline.run.manifest import (
 )
 from pipeline.run.paths import Run
 
-SERVED_ARM = "kd_loopfm"
-
 
 def evaluate_students(run: Run, unit: str = "") -> Manifest:
     """Publish table.json: per surface, objective and arm NE, AUC, calibration, gain and TR.
@@ -74,7 +72,7 @@ def promote_students(run: Run, unit: str = "") -> Manifest:
     before = _decided_before(run)
     if before:
         inputs["before"] = need_manifest(before.output("promote_students")).fingerprint
-    settings = [config.evaluation, config.promote, config.surfaces]
+    settings = [config.evaluation, config.promote, config.surfaces, config.transfer.serves]
 
     def build(folder: Path) -> Outcome:
         table = read_json(run, "evaluate_students", "table.json")
@@ -99,33 +97,36 @@ def decide(
     run: Run, surface: str, rows: list[dict[str, Any]], champion: dict[str, Any] | None
 ) -> dict[str, Any]:
     """The decision of one surface; `champion` is who serves until now."""
-    config = run.config.evaluation
+    config, arm = run.config.evaluation, run.config.transfer.serves
     mine = {r["arm"]: r for r in rows if _is(r, surface, config.primary_objective)}
-    failed = _failures(mine, champion, config)
+    failed = _failures(arm, mine, champion, config)
     mode = run.config.promote
     if mode == "never":
         verdict, reasons = "skipped", ["promote = never", *failed]
-    elif mode == "force" and SERVED_ARM in mine:
+    elif mode == "force" and arm in mine:
         verdict, reasons = "forced", ["promote = force", *failed]
     elif failed:
         verdict, reasons = "kept", failed
     else:
-        verdict, reasons = "promoted", [_praise(mine[SERVED_ARM], champion)]
+        verdict, reasons = "promoted", [_praise(mine[arm], champion)]
     won = verdict in {"promoted", "forced"}
     return {
         "decision": verdict,
         "reasons": reasons,
-        "arm": SERVED_ARM,
-        "champion": _this(run, surface, mine[SERVED_ARM]) if won else champion,
+        "arm": arm,
+        "champion": _this(run, surface, mine[arm]) if won else champion,
     }
 
 
 def _failures(
-    mine: dict[str, dict[str, Any]], champion: dict[str, Any] | None, config: EvaluationConfig
+    arm: str,
+    mine: dict[str, dict[str, Any]],
+    champion: dict[str, Any] | None,
+    config: EvaluationConfig,
 ) -> list[str]:
-    if SERVED_ARM not in mine:
-        return [f"arm {SERVED_ARM} was not trained"]
-    row, failed = mine[SERVED_ARM], []
+    if arm not in mine:
+        return [f"arm {arm} was not trained; name it in transfer.arms too"]
+    row, failed = mine[arm], []
     gain, calibration = row["gain"], row["calibration"]
     if not gain or gain[0] is None or gain[0] <= 0:
         failed.append(f"no better than the student without transfer: gain {_spread(gain)} NE")
@@ -168,7 +169,7 @@ def _this(run: Run, surface: str, row: dict[str, Any]) -> dict[str, Any]:
     return {
         "day": run.config.day,
         "folder": str(folder.relative_to(run.home)),
-        "arm": SERVED_ARM,
+        "arm": run.config.transfer.serves,
         "fingerprint": need_manifest(folder).fingerprint,
         "gain": row["gain"],
         "ne": row["ne"],

@@ -46,7 +46,6 @@ MEMORY = "mlflow.json"
 FOLDER_TAG = "headwater.run_folder"
 FINGERPRINT_TAG = "fingerprint"
 METRICS_PER_CALL, DIGEST_LENGTH = 1_000, 36
-SERVED_ARM = "kd_loopfm"
 
 
 class _UnreachableError(Exception):
@@ -253,7 +252,7 @@ def _register(target: _Target) -> None:
             folder = run.output("transfer", surface)
             won = decision["decision"] in {"promoted", "forced"}
             fingerprint = need_manifest(folder).fingerprint
-            model = folder / "arms" / SERVED_ARM
+            model = folder / "arms" / run.config.transfer.serves
             _version(target, f"student-{surface}", model, fingerprint, won)
 
 

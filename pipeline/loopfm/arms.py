@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from pipeline.loopfm.store_fields import FIELDS
 from pipeline.run.errors import ConfigError
 
 Loop = Literal["none", "history", "shuffled", "own"]
-FIELDS: Final = ("exact", "neighbours", "user")  # of what a store serves: pair, pair, user
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ ALL_ARMS: Final = (
     Arm(name="bound", distill=True, raw=True, loop="own"),
 )
 
-# Trained by python -m benchmarks solaris; the daily run's students do not read the store yet.
+# These read what the store would have served: the as_served stage plays it for them.
 SOLARIS_ARMS: Final = (
     Arm(name="solaris_exact", served=("exact",)),
     Arm(name="solaris_user", served=("exact", "user")),

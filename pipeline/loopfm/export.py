@@ -27,6 +27,7 @@ from model.student_sequence import Padded
 from pipeline.loopfm.arms import arms_named
 from pipeline.loopfm.lake import read_index
 from pipeline.loopfm.served import SEQUENCE, WEIGHTS, ServedStudent, load_student
+from pipeline.loopfm.store_fields import read_served
 from pipeline.loopfm.student_rows import SurfaceRows, surface_rows
 from pipeline.mixing.canonical import read_rows, window_impressions
 from pipeline.mixing.packing import feature_columns
@@ -36,7 +37,6 @@ from pipeline.run.paths import Run, open_run
 
 GOLDEN_ROWS, TURNS = 64, 30
 TOLERANCE = 1e-5
-SERVED_ARM = "kd_loopfm"
 
 
 class _Program(nn.Module):
@@ -50,12 +50,13 @@ class _Program(nn.Module):
         return torch.sigmoid(self.student.read(ids_BF, dense_BC, pasts).serve_BK)
 
 
-def export(run: Run, surface: str, arm: str = SERVED_ARM) -> dict[str, Any]:
+def export(run: Run, surface: str, arm: str = "") -> dict[str, Any]:
     """Export one surface's student; the card. `ContractError` when golden rows come out otherwise.
 
+    `arm`: by default `transfer.serves`.
     An earlier export is replaced as a whole, and only after all checks.
     """
-    seed = run.config.transfer.seed
+    seed, arm = run.config.transfer.seed, arm or run.config.transfer.serves
     folder = run.output("transfer", surface) / "arms" / arm / f"seed={seed}"
     served = load_student(folder)
     golden, expected_BK = golden_rows(run, surface, served, arm)
@@ -90,6 +91,8 @@ def golden_rows(
         past = [e[m].tolist() for e, m in zip(events_BLS, mask_BL, strict=True)]
         kind = pl.List(pl.List(pl.Float32))
         frame = frame.with_columns(pl.Series(SEQUENCE, past, dtype=kind))
+    if which.served:
+        frame = frame.hstack(read_served(run, surface, data.ids[chosen_R]))
     published = pl.read_parquet(run.output("transfer", surface) / "predictions.parquet")
     seed = run.config.transfer.seed
     columns = [f"p_{arm}_s{seed}_{o.name}" for o in served.objectives]
@@ -175,7 +178,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m pipeline export", description=__doc__)
     parser.add_argument("--run", required=True, help="the run folder")
     parser.add_argument("--surface", required=True)
-    parser.add_argument("--arm", default=SERVED_ARM)
+    parser.add_argument("--arm", default="", help="default: transfer.serves")
     arguments = parser.parse_args(argv)
     card = export(open_run(arguments.run), arguments.surface, arguments.arm)
     print(json.dumps(card, indent=1))

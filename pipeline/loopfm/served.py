@@ -22,6 +22,7 @@ from model.config import FeatureSet, Objective
 from model.snapshot import features_from
 from model.student import Student, StudentConfig
 from model.student_sequence import Padded
+from pipeline.loopfm.store_fields import COLUMNS, fields_of
 from pipeline.mixing.packing import dense_values, feature_columns, sparse_ids
 from pipeline.run.errors import DataError
 
@@ -57,7 +58,8 @@ class ServedStudent:
         """Probabilities, a column per objective, of the rows of a pandas data frame.
 
         Needs every sparse and dense feature by its canonical name and, where the student reads it,
-        `representations`: per row a list of the user's stored vectors, oldest first.
+        `representations`: per row a list of the user's stored vectors, oldest first; where it reads
+        a store, what a lookup gave (`store_fields.COLUMNS`).
         """
         names = [o.name for o in self.objectives]
         found = pl.DataFrame(self.probabilities(pl.from_pandas(model_input)).numpy(), schema=names)
@@ -74,13 +76,18 @@ class ServedStudent:
         sequences = [SEQUENCE] if "loop" in self.student.pool else []
         if "raw" in self.student.pool:
             raise DataError("students with raw events are compared, not served; serve kd_loopfm")
-        missing = sorted({*feature_columns(self.features), *sequences} - set(rows.columns))
+        served = self.student.config.served
+        needed = {*feature_columns(self.features), *sequences, *(COLUMNS if served else ())}
+        missing = sorted(needed - set(rows.columns))
         if missing:
             raise DataError(f"rows to score lack {missing}; add the columns")
         known = rows.with_columns(pl.lit(self.surface, dtype=pl.Int64).alias("surface"))
         ids_BF = torch.from_numpy(sparse_ids(self.features, known).astype(np.int64))
         dense_BC = torch.from_numpy(dense_values(self.features, known))
         pasts = {"loop": self._padded(rows[SEQUENCE].to_list())} if sequences else {}
+        if served:
+            fields = fields_of(rows, self.student.config.served_dim - 1)
+            pasts |= {name: fields[name].padded() for name in served}
         return ids_BF, dense_BC, pasts
 
     def _padded(self, vectors: list[list[Any] | None]) -> Padded:

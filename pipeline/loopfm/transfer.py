@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from pipeline.loopfm.arms import Arm, arms_named
 from pipeline.loopfm.lake import representation_inputs
 from pipeline.loopfm.scoring import torch_threads
 from pipeline.loopfm.served import SHAPE, WEIGHTS, write_mlmodel
+from pipeline.loopfm.store_fields import fields_of, read_served
 from pipeline.loopfm.student_rows import SurfaceRows, surface_rows, with_matches
 from pipeline.loopfm.training import (
     StudentRows,
@@ -57,15 +58,18 @@ def transfer(run: Run, unit: str) -> Manifest:
         )
     config = run.config
     arms = arms_named(config.transfer.arms)
-    raw = any(arm.raw for arm in arms)
+    raw, served = any(arm.raw for arm in arms), any(arm.served for arm in arms)
 
     def build(folder: Path) -> Outcome:
         with torch_threads(THREADS):
             features = features_of(run, raw=raw)
             data = surface_rows(run, unit, features=features, raw=raw)
+            if served:
+                data = with_served(run, unit, data)
             return _run_arms(run, unit, data, folder)
 
-    inputs = {name: need_manifest(run.output(name)).fingerprint for name in ("mix", "labels")}
+    before = ("mix", "labels", "as_served") if served else ("mix", "labels")
+    inputs = {name: need_manifest(run.output(name)).fingerprint for name in before}
     return produce(
         run.output("transfer", unit),
         stage="transfer",
@@ -74,6 +78,13 @@ def transfer(run: Run, unit: str) -> Manifest:
         settings=[config.transfer, config.features, config.objectives, unit, window_of(config)],
         build=build,
     )
+
+
+def with_served(run: Run, surface: str, data: SurfaceRows) -> SurfaceRows:
+    """The rows with the fields that the store would have served to them."""
+    table = read_served(run, surface, data.ids)
+    fields = fields_of(table, run.config.model.representation_dim)
+    return replace(data, rows=replace(data.rows, served=fields))
 
 
 def features_of(run: Run, *, raw: bool) -> FeatureSet:

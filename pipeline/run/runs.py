@@ -35,7 +35,14 @@ CHAIN: dict[str, tuple[str, ...]] = {
         "replay",
         "track",
     ),
-    "students_daily": ("transfer", "evaluate_students", "promote_students", "track", "report"),
+    "students_daily": (
+        "as_served",
+        "transfer",
+        "evaluate_students",
+        "promote_students",
+        "track",
+        "report",
+    ),
 }
 
 # what the manual DAG of the scaling law runs, with `--source scaling`

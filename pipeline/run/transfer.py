@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
+
+from model.config import require
 
 ArmName = Literal[
     "none",
@@ -15,14 +17,28 @@ ArmName = Literal[
     "kd_raw_loopfm",
     "placebo",
     "bound",
+    "solaris_exact",
+    "solaris_user",
+    "solaris",
+    "loopfm_solaris",
+    "kd_loopfm_solaris",
+    "kd_raw_solaris",
+    "kd_raw_loopfm_solaris",
+    "solaris_placebo",
 ]
+# these compare and bound: raw events and the impression's own vector are not there at request time
+COMPARED: Final = (
+    *("raw", "kd_raw", "kd_raw_loopfm", "placebo", "bound"),
+    *("kd_raw_solaris", "kd_raw_loopfm_solaris", "solaris_placebo"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransferConfig:
     """Students and what they learn from (arXiv 2605.29280 LoopFM, 2502.17494 KD).
 
-    `arms`: what is trained (docs/transfer.md lists them all). `student` and `encoder`: the
+    `arms`: what is trained (docs/transfer.md lists them all); `serves`: the one of them that is
+    promoted, registered and exported. `student` and `encoder`: the
     students' trunk, and how they read the last `sequence_len` events. `lake_format`: how
     representations lie in the lake, as `quantization` has them or in four bits. `kd_gamma`,
     `kd_alpha` and `kd_beta` weigh the soft labels, scale them, and scale their gradient into the
@@ -30,6 +46,7 @@ class TransferConfig:
     """
 
     arms: tuple[ArmName, ...] = ("none", "kd", "loopfm", "kd_loopfm")
+    serves: ArmName = "kd_loopfm"
     student: Literal["dcnv2", "din", "tiny"] = "dcnv2"
     encoder: Literal["mean", "sum", "din", "dmin"] = "mean"
     quantization: Literal["float32", "int8"] = "int8"
@@ -48,3 +65,12 @@ class TransferConfig:
     cross_layers: int = 2
     seeds: int = 1
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        require(
+            self.serves not in COMPARED,
+            "transfer.serves",
+            "an arm that can serve",
+            self.serves,
+            f"choose none of {list(COMPARED)}",
+        )

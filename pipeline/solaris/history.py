@@ -40,6 +40,14 @@ class VectorHistory:
         self._neighbours = neighbours
         self._days: dict[int, Neighbourhood] = {}
 
+    def __len__(self) -> int:
+        return len(self._v.user_N)
+
+    @property
+    def vectors(self) -> Vectors:
+        """All of them, by the time when they were written."""
+        return self._v
+
     def serve(
         self, user_R: Int64s, ad_R: Int64s, ts_us_R: Int64s, *, best_only: bool = False
     ) -> Served:

@@ -11,16 +11,15 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.loopfm.compress import to_arrow
 from pipeline.loopfm.epoch import epoch_in_force
 from pipeline.mixing.canonical import partitions
 from pipeline.run.errors import ContractError
 from pipeline.run.manifest import Manifest, Outcome, need_manifest, produce, write_json
 from pipeline.run.paths import Run
 from pipeline.run.window import day_begin_us
+from pipeline.solaris.as_served import served_table
 from pipeline.solaris.history import VectorHistory
 from pipeline.solaris.publish import generation_of, inputs_of
 from pipeline.solaris.requests import Requests, partition_inputs, read_requests, taught_days
@@ -166,15 +165,5 @@ def _budget(run: Run) -> dict[str, Any]:
 
 
 def _write_served(path: Path, shown: pl.DataFrame, served: Served) -> None:
-    sources = pa.DictionaryArray.from_arrays(pa.array(served.source_B), pa.array(SOURCES))
-    columns = {
-        "impression_id": shown["impression_id"].to_arrow(),
-        "source": sources,
-        "pair": pa.DictionaryArray.from_arrays(pa.array(served.pair_B), pa.array(SOURCES)),
-        "age_s": pa.array(served.age_s_B),
-        "z": to_arrow(served.z_Bd),
-        "user": pa.array(served.user_B),
-        "user_age_s": pa.array(served.user_age_s_B),
-        "user_z": to_arrow(served.user_z_Bd),
-    }
-    pq.write_table(pa.table(columns), path, compression="zstd")
+    table = served_table(served).add_column(0, "impression_id", shown["impression_id"].to_arrow())
+    pq.write_table(table, path, compression="zstd")

@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +18,6 @@ import pyarrow.parquet as pq
 import pytest
 from chain_world import DAY, chain_config, make_run, open_epoch, run_plane, run_solaris
 
-from pipeline.loopfm.arms import FIELDS
-from pipeline.loopfm.compress import unpack
 from pipeline.loopfm.epoch import epoch_in_force
 from pipeline.loopfm.export import export
 from pipeline.loopfm.lake import day_folder, read_representations
@@ -31,7 +29,6 @@ from pipeline.run.errors import ConfigError, ContractError, DataError
 from pipeline.run.manifest import need_manifest, write_json
 from pipeline.run.paths import Run, open_run
 from pipeline.run.window import DAY_US, HOUR_US, window_of
-from pipeline.solaris.as_served import play_span, served_fields
 from pipeline.solaris.history import VectorHistory
 from pipeline.solaris.lookup import lookup
 from pipeline.solaris.lookup_command import main
@@ -349,37 +346,3 @@ def test_bad_units_are_one_clear_line(done: tuple[Run, dict[str, str]]) -> None:
         transfer(run, "tv")
     with pytest.raises(ConfigError, match="unit must be a shard, got '9'"):
         precompute(run, "9")
-
-
-def test_students_are_given_what_had_been_computed_by_then(
-    done: tuple[Run, dict[str, str]],
-) -> None:
-    run, solaris = done[0], done[0].config.solaris
-    history, stored = play_span(run), read_representations(run)
-    served = history.serve(stored.user_N, stored.ad_N, stored.ts_us_N)
-    exact, age_s = served.pair_B == EXACT, served.age_s_B[served.pair_B == EXACT]
-    assert 0.05 < exact.mean() < 0.95
-    assert age_s.min() >= solaris.delay_minutes * 60
-    assert age_s.max() < solaris.ttl_hours * 3600
-    made_us = stored.ts_us_N[exact] - np.round(age_s * 1e6).astype(np.int64)
-    assert made_us.min() > window_of(run.config).students_begin
-    fields_of = served_fields(served)
-    assert set(fields_of) == set(FIELDS)
-    for name, there in (("exact", exact), ("user", served.user_B)):
-        events, mask = fields_of[name].padded()
-        assert np.array_equal(mask[:, 0].numpy(), there)
-        assert np.isfinite(events.numpy()[there]).all()
-    # a vector resembles what the same model says of the impression itself
-    own = unpack(stored.z_Nd)[exact]
-    likeness = [np.mean(served.z_Bd[exact] * z) for z in (own, np.roll(own, 1, axis=0))]
-    assert likeness[0] > likeness[1]
-
-
-def test_vectors_of_a_later_model_are_refused(
-    done: tuple[Run, dict[str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    epoch = epoch_in_force(done[0])
-    later = replace(epoch, fm_cut_us=window_of(done[0].config).day_end)
-    monkeypatch.setattr("pipeline.solaris.as_served.epoch_in_force", lambda run: later)
-    with pytest.raises(ContractError, match="they leak"):
-        play_span(done[0])

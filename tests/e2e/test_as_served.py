@@ -1,0 +1,197 @@
+"""Students that read the store: trained on what it would have served, and served the same."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from chain_world import chain_config, make_run, open_epoch, run_plane
+
+from pipeline.evaluation.students import evaluate_students, promote_students
+from pipeline.loopfm.compress import unpack
+from pipeline.loopfm.epoch import epoch_in_force
+from pipeline.loopfm.export import export
+from pipeline.loopfm.lake import read_representations
+from pipeline.loopfm.represent import represent
+from pipeline.loopfm.served import load_student
+from pipeline.loopfm.store_fields import COLUMNS, FIELDS, fields_of
+from pipeline.loopfm.transfer import transfer
+from pipeline.run.config import with_overrides
+from pipeline.run.errors import ConfigError, ContractError, DataError
+from pipeline.run.manifest import need_manifest
+from pipeline.run.paths import Run
+from pipeline.run.window import window_of
+from pipeline.solaris.as_served import as_served, play_span, served_table, span_generation
+from pipeline.solaris.lookup import lookup
+from pipeline.solaris.serving import EXACT
+from pipeline.solaris.store import Vectors
+from pipeline.solaris.stores import Place, open_store
+
+SURFACE, ARM = "feed", "kd_loopfm_solaris"
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run whose students read the store, and serve with it."""
+    arms = {"transfer.arms": ["none", "solaris", ARM], "transfer.serves": ARM}
+    run = make_run(tmp_path_factory.mktemp("home"), chain_config(**arms))
+    run_plane(run)
+    open_epoch(run)
+    represent(run, "")
+    as_served(run)
+    for surface in run.config.surfaces:
+        transfer(run, surface)
+    return run
+
+
+def table_of(run: Run, surface: str = SURFACE) -> pl.DataFrame:
+    return pl.read_parquet(run.output("as_served") / f"surface={surface}.parquet")
+
+
+def test_every_impression_of_the_span_was_looked_up(done: Run) -> None:
+    window, stored = window_of(done.config), read_representations(done)
+    tables = {surface: table_of(done, surface) for surface in done.config.surfaces}
+    found = pl.concat(tables.values())["impression_id"]
+    assert found.n_unique() == len(found)
+    assert set(stored.impression_N.tolist()) <= set(found.to_list())
+    figures = need_manifest(done.output("as_served")).read_figures()
+    assert figures["arms"] == ["solaris", ARM]
+    assert figures["vectors"] > 1_000
+    for surface, table in tables.items():
+        assert table["ts_us"].is_between(window.students_begin, window.day_end).all()
+        shares = figures["shown_by_surface"][surface]
+        assert shares["count"] == len(table)
+        for source in ("exact", "user", "neighbours", "none"):
+            assert shares[source] == pytest.approx((table["source"] == source).mean())
+        assert 0.05 < shares["exact"] < 0.95
+
+
+def test_students_are_given_what_had_been_computed_by_then(done: Run) -> None:
+    solaris = done.config.solaris
+    history, stored = play_span(done), read_representations(done)
+    served = history.serve(stored.user_N, stored.ad_N, stored.ts_us_N)
+    exact, age_s = served.pair_B == EXACT, served.age_s_B[served.pair_B == EXACT]
+    assert age_s.min() >= solaris.delay_minutes * 60
+    assert age_s.max() < solaris.ttl_hours * 3600
+    made_us = stored.ts_us_N[exact] - np.round(age_s * 1e6).astype(np.int64)
+    assert made_us.min() > window_of(done.config).students_begin
+    width = done.config.model.representation_dim
+    fields = fields_of(pl.DataFrame(pl.from_arrow(served_table(served))), width)
+    assert set(fields) == set(FIELDS)
+    for name, there in (("exact", exact), ("user", served.user_B)):
+        events, mask = fields[name].padded()
+        assert np.array_equal(mask[:, 0].numpy(), there)
+        assert events.shape == (len(there), 1, width + 1)
+    np.testing.assert_allclose(
+        fields["exact"].padded()[0][exact, 0, -1], np.log1p(age_s / 3600), rtol=1e-5
+    )
+    # a vector resembles what the same model says of the impression itself
+    own = unpack(stored.z_Nd)[exact]
+    likeness = [np.mean(served.z_Bd[exact] * z) for z in (own, np.roll(own, 1, axis=0))]
+    assert likeness[0] > likeness[1]
+
+
+def test_a_lookup_gives_what_the_student_was_trained_on(done: Run, tmp_path: Path) -> None:
+    history = play_span(done)
+    rows = table_of(done)
+    at_us = int(rows["ts_us"].quantile(0.7, interpolation="nearest"))  # type: ignore[arg-type]
+    row = rows.filter((pl.col("ts_us") >= at_us) & (pl.col("source") == "exact"))[0]
+    moment = int(row["ts_us"][0])
+    stored = read_representations(done)
+    (place,) = np.flatnonzero(stored.impression_N == row["impression_id"][0])
+    pair = stored.user_N[[place]], stored.ad_N[[place]]
+    generation = span_generation(done, epoch_in_force(done), moment)
+    v = history.vectors
+    before = v.written_at_N + generation.delay_us <= moment
+    with open_store(Place(folder=tmp_path / "store"), write=True) as store:
+        store.publish(generation, [v.take(np.flatnonzero(before))])
+        answered = pl.DataFrame(pl.from_arrow(served_table(lookup(store, *pair, moment))))
+    for name in COLUMNS:
+        if name in ("z", "user_z"):
+            mine, theirs = (np.array(f[name][0].to_list()) for f in (answered, row))
+            np.testing.assert_allclose(mine, theirs, atol=1e-6)
+        elif name in ("age_s", "user_age_s"):
+            assert answered[name][0] == pytest.approx(row[name][0], rel=1e-6)
+        else:
+            assert answered[name][0] == row[name][0]
+
+
+def test_the_student_that_serves_is_exported_with_its_store(done: Run) -> None:
+    card = export(done, SURFACE)
+    assert card["arm"] == ARM
+    golden = pl.read_parquet(done.inside("exports", SURFACE) / "golden.parquet")
+    assert {*COLUMNS, "representations"} <= set(golden.columns)
+    folder = done.output("transfer", SURFACE) / "arms" / ARM
+    served = load_student(folder / "seed=0")
+    found = served.predict(golden.to_pandas())
+    np.testing.assert_allclose(found["click"], golden["p_click"], atol=1e-6)
+    nothing = golden.with_columns(pair=pl.lit("none"), user=pl.lit(value=False))
+    assert np.abs(served.predict(nothing.to_pandas())["click"] - found["click"]).max() > 1e-4
+    with pytest.raises(DataError, match=r"lack \['user_z', 'z'\]"):
+        served.probabilities(golden.drop("z", "user_z"))
+    mlflow = pytest.importorskip("mlflow")
+    loaded = mlflow.pyfunc.load_model(str(folder))
+    np.testing.assert_array_equal(loaded.predict(golden.to_pandas()), found)
+
+
+def test_the_arm_that_serves_is_decided_upon(done: Run) -> None:
+    evaluate_students(done)
+    promote_students(done)
+    path = done.output("promote_students") / "decision.json"
+    decision = json.loads(path.read_text())["surfaces"][SURFACE]
+    assert decision["arm"] == ARM
+    with pytest.raises(ConfigError, match=r"transfer\.serves must be an arm that can serve"):
+        with_overrides(done.config, {"transfer.serves": "kd_raw_solaris"})
+
+
+def test_a_second_run_plays_nothing(done: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = need_manifest(done.output("as_served")).fingerprint
+    monkeypatch.setattr("pipeline.solaris.as_served.play_span", None)
+    assert as_served(done).fingerprint == before
+
+
+def test_nothing_is_played_for_students_without_a_store(done: Run, tmp_path: Path) -> None:
+    plain = make_run(tmp_path, with_overrides(done.config, {"transfer.arms": ["none", "kd"]}))
+    made = as_served(plain)
+    assert made.rows == 0
+    assert not list(plain.output("as_served").glob("*.parquet"))
+
+
+def test_an_impression_that_was_not_looked_up_is_named(done: Run) -> None:
+    path = done.output("as_served") / f"surface={SURFACE}.parquet"
+    whole = path.read_bytes()
+    rows = pl.read_parquet(path)
+    rows.filter(pl.col("ts_us") < window_of(done.config).cut).write_parquet(path)
+    try:
+        with pytest.raises(DataError, match=r"impressions on feed were never looked up, first"):
+            export(done, SURFACE)
+    finally:
+        path.write_bytes(whole)
+
+
+def test_vectors_of_a_later_model_are_refused(done: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    later = replace(epoch_in_force(done), fm_cut_us=window_of(done.config).day_end)
+    monkeypatch.setattr("pipeline.solaris.as_served.epoch_in_force", lambda run: later)
+    with pytest.raises(ContractError, match="they leak"):
+        play_span(done)
+
+
+def test_a_vector_written_after_the_impression_is_refused(done: Run) -> None:
+    """As a lookup at another time than the request's would give it."""
+    rows = table_of(done)
+    found = rows.with_row_index("row").filter(pl.col("pair") == "exact")["row"][0]
+    late = rows.with_columns(
+        age_s=pl.when(pl.int_range(len(rows)) == found).then(-60.0).otherwise("age_s")
+    )
+    with pytest.raises(DataError, match=rf"age_s of row {found} must be positive, got -60"):
+        fields_of(late, done.config.model.representation_dim)
+
+
+def test_the_vectors_were_written_in_the_span(done: Run) -> None:
+    vectors = play_span(done).vectors
+    assert isinstance(vectors, Vectors)
+    assert vectors.written_at_N.min() >= window_of(done.config).students_begin
