@@ -26,16 +26,20 @@ from model.student_sequence import History
 from pipeline.evaluation.intervals import resample
 from pipeline.evaluation.metrics import normalized_entropy
 from pipeline.evaluation.truth import with_truth
-from pipeline.loopfm.arms import SOLARIS_ARMS, Arm, arms_named
+from pipeline.loopfm.arms import FIELDS, SOLARIS_ARMS, Arm, arms_named
 from pipeline.loopfm.lake import read_representations
-from pipeline.loopfm.store_fields import FIELDS, fields_of, one_or_none, with_age
+from pipeline.loopfm.store_fields import fields_of, one_or_none, with_age
 from pipeline.loopfm.student_rows import SurfaceRows
 from pipeline.loopfm.training import StudentRows, predict_rows, read_by
 from pipeline.loopfm.transfer import trained
 from pipeline.run.paths import Run
-from pipeline.solaris.as_served import play_span, served_table
+from pipeline.solaris.as_served import history_of, served_table
+from pipeline.solaris.candidates import predict
 from pipeline.solaris.history import VectorHistory
+from pipeline.solaris.precompute import precompute
 from pipeline.solaris.serving import SOURCES
+from pipeline.solaris.vectors import shard_names
+from pipeline.solaris.verify import verify
 
 Floats = npt.NDArray[np.float64]
 Nes = dict[str, Floats]
@@ -71,7 +75,11 @@ def world(home: str, seed: int, size: dict[str, Any]) -> dict[str, Any]:
     """Per surface the NE of each arm by draws (as lists), and what shown rows were served."""
     torch.set_num_threads(1)
     run = planted(Path(home), seed, **size)
-    history = play_span(run)
+    predict(run, "")
+    for shard in shard_names(run):
+        precompute(run, shard)
+    verify(run, "")
+    history = history_of(run)
     frames, sources = {}, np.zeros(len(SOURCES), dtype=np.int64)
     data = {
         s: _with_served(run, rows_of_surface(run, s, "own"), history) for s in run.config.surfaces

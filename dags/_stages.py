@@ -25,14 +25,15 @@ from pipeline.run.runs import units
 
 # stage -> pool (deploy/pools.json); stages that are not named are light
 POOLS = {
-    **dict.fromkeys(("pretrain", "evaluate", "represent", "precompute", "as_served"), "gpu"),
-    **dict.fromkeys(("scaling_tune", "scaling_point", "transfer"), "gpu"),
+    **dict.fromkeys(("pretrain", "evaluate", "represent", "precompute", "transfer"), "gpu"),
+    **dict.fromkeys(("scaling_tune", "scaling_point"), "gpu"),
     **dict.fromkeys(("land", "ingest", "contracts", "labels", "timelines", "mix"), "io"),
-    **dict.fromkeys(("mixture_contract", "representation_contract", "predict", "replay"), "io"),
+    **dict.fromkeys(("mixture_contract", "representation_contract"), "io"),
+    **dict.fromkeys(("predict", "replay", "as_served"), "io"),
 }
 LIGHT = "light"
 # stages that use all threads take the whole gpu pool; one of many shards or surfaces takes half
-SLOTS = dict.fromkeys(("pretrain", "evaluate", "represent", "as_served"), 2)
+SLOTS = dict.fromkeys(("pretrain", "evaluate", "represent"), 2)
 TIMEOUTS = {
     **dict.fromkeys(("pretrain", "scaling_tune", "scaling_point"), timedelta(hours=24)),
     "transfer": timedelta(hours=12),

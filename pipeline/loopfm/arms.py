@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from pipeline.loopfm.store_fields import FIELDS
+from pipeline.run.config import RunConfig
 from pipeline.run.errors import ConfigError
 
 Loop = Literal["none", "history", "shuffled", "own"]
+FIELDS: Final = ("exact", "neighbours", "user")  # of what a store serves: pair, pair, user
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,7 @@ ALL_ARMS: Final = (
     Arm(name="bound", distill=True, raw=True, loop="own"),
 )
 
-# These read what the store would have served: the as_served stage plays it for them.
+# These read what the store would have served, which the as_served stage finds for them.
 SOLARIS_ARMS: Final = (
     Arm(name="solaris_exact", served=("exact",)),
     Arm(name="solaris_user", served=("exact", "user")),
@@ -56,6 +57,11 @@ SOLARIS_ARMS: Final = (
     Arm(name="kd_raw_loopfm_solaris", distill=True, raw=True, loop="history", served=FIELDS),
     Arm(name="solaris_placebo", distill=True, raw=True, served=FIELDS, shuffled_served=True),
 )
+
+
+def readers_of_store(config: RunConfig) -> tuple[str, ...]:
+    """The run's arms that read what a store serves."""
+    return tuple(arm.name for arm in arms_named(config.transfer.arms) if arm.served)
 
 
 def arms_named(names: tuple[str, ...]) -> tuple[Arm, ...]:

@@ -20,11 +20,11 @@ import polars as pl
 import torch
 
 from model.student_sequence import History
+from pipeline.loopfm.arms import FIELDS
 from pipeline.run.errors import DataError
 from pipeline.run.paths import Run
 
 COLUMNS: Final = ("pair", "z", "age_s", "user", "user_z", "user_age_s")
-FIELDS: Final = ("exact", "neighbours", "user")  # of what a store serves: pair, pair, user
 HOUR_S: Final = 3_600.0
 
 

@@ -95,7 +95,7 @@ def _served_to(arm: Arm, rows: StudentRows, seed: int) -> dict[str, History]:
     if missing:
         raise ConfigError(
             f"arm {arm.name} reads precomputed vectors, but these rows have none of {missing}; "
-            "the as_served stage plays a store for them"
+            "the as_served stage finds them"
         )
     random = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(rows), generator=random) if arm.shuffled_served else None

@@ -45,7 +45,7 @@ class TransferConfig:
     trunk; `kd_adapter` recalibrates them on fresh labels.
     """
 
-    arms: tuple[ArmName, ...] = ("none", "kd", "loopfm", "kd_loopfm")
+    arms: tuple[ArmName, ...] = ("none", "kd", "loopfm", "kd_loopfm", "kd_loopfm_solaris")
     serves: ArmName = "kd_loopfm"
     student: Literal["dcnv2", "din", "tiny"] = "dcnv2"
     encoder: Literal["mean", "sum", "din", "dmin"] = "mean"

@@ -1,11 +1,10 @@
-"""Stage `as_served`: what a store would have served to the impressions that students learn from.
+"""Stage `as_served`: what the store would have served to the impressions that students learn from.
 
-Every request of the students' span is played in event time by the run's own policy: it offers
-finalists, a tick takes what fits the budget, the epoch's frozen model computes the vectors as of
-the tick, and an impression finds those that had become available and still live. Students that
-learn from these see in training what they will see in use (arXiv 2604.12110).
+The vectors of the run's shards, computed by the run's own policy as of each tick of the students'
+span, are walked in event time: an impression finds those that had become available and still live.
+Students that learn from these see in training what they will see in use (arXiv 2604.12110).
 
-Suffixes: R rows, N vectors.
+Suffixes: N vectors.
 """
 
 from __future__ import annotations
@@ -19,22 +18,17 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.loopfm.arms import arms_named
+from pipeline.loopfm.arms import readers_of_store
 from pipeline.loopfm.compress import to_arrow
-from pipeline.loopfm.epoch import Epoch, epoch_in_force, refuse_future
+from pipeline.loopfm.epoch import epoch_in_force
 from pipeline.mixing.canonical import partitions
-from pipeline.run.errors import DataError
-from pipeline.run.manifest import Manifest, Outcome, need_manifest, produce
+from pipeline.run.manifest import Manifest, Outcome, produce
 from pipeline.run.paths import Run
-from pipeline.run.window import DAY_US, HOUR_US, days_between, window_of
+from pipeline.run.window import days_between, window_of
 from pipeline.solaris.history import VectorHistory
-from pipeline.solaris.offers import Codes
-from pipeline.solaris.policy import choose_pairs
-from pipeline.solaris.precompute import vectors_of
-from pipeline.solaris.rankings import MINUTE_US, ranking_of
-from pipeline.solaris.requests import partition_inputs, read_requests
+from pipeline.solaris.publish import generation_of, inputs_of
 from pipeline.solaris.serving import SOURCES, Served
-from pipeline.solaris.store import Generation, Vectors
+from pipeline.solaris.vectors import written
 
 CHUNK = 200_000  # lookups at once: bounds the memory of what is served
 IDS = ("impression_id", "user_id", "ad_id", "ts_us")
@@ -43,75 +37,37 @@ IDS = ("impression_id", "user_id", "ad_id", "ts_us")
 def as_served(run: Run, unit: str = "") -> Manifest:
     """Write surface=S.parquet: per impression of the students' span what it would have got.
 
-    Nothing is played, and nothing written, where no arm of `transfer.arms` reads the store.
-    Figures: share of the impressions by source, for every surface; the vectors computed.
+    Nothing is looked up, and nothing written, where no arm of `transfer.arms` reads the store.
+    Figures: the arms that do, and for every surface the share of its impressions by source.
     """
     config, window = run.config, window_of(run.config)
-    readers = [arm.name for arm in arms_named(config.transfer.arms) if arm.served]
+    readers = readers_of_store(config)
     span = days_between(window.students_begin, window.day_end)
+    inputs = _inputs(run, span) if readers else {}
 
     def build(folder: Path) -> Outcome:
         if not readers:
             return Outcome(rows=0, figures={"arms": []})
-        history = play_span(run)
-        rows, surfaces = 0, {}
+        history, rows, surfaces = history_of(run), 0, {}
         for surface in config.surfaces:
             shown = _shown(run, surface, span)
             surfaces[surface] = _write(folder / f"surface={surface}.parquet", history, shown)
             rows += len(shown)
-        figures = {"arms": readers, "vectors": len(history), "shown_by_surface": surfaces}
-        return Outcome(rows=rows, figures=figures)
+        return Outcome(rows=rows, figures={"arms": readers, "shown_by_surface": surfaces})
 
-    inputs: dict[str, str] = {}
-    if readers:
-        shown = partitions(run, "impressions", span)
-        inputs |= partition_inputs(run, _days_played(run)) | {"epoch": epoch_in_force(run).id}
-        inputs |= {str(p.folder.relative_to(run.lake())): p.manifest.fingerprint for p in shown}
-        inputs["snapshot"] = epoch_in_force(run).fingerprint()
-        for group in range(config.window.num_groups):
-            name = f"timelines/{group}"
-            inputs[name] = need_manifest(run.output("timelines", str(group))).fingerprint
-    settings = (config.solaris, config.features, config.transfer.quantization, readers, window)
     return produce(
         run.output("as_served"),
         stage="as_served",
         inputs=inputs,
-        settings=settings if readers else (),
+        settings=(config.solaris, config.surfaces, readers, window),
         build=build,
     )
 
 
-def play_span(run: Run) -> VectorHistory:
-    """Every vector that a store would have held from `students_begin` to the end of the day."""
-    window, solaris = window_of(run.config), run.config.solaris
-    epoch = epoch_in_force(run)
-    days = _days_played(run)
-    requests = read_requests(run, days)
-    codes = Codes(requests)
-    chosen = choose_pairs(
-        requests,
-        codes,
-        ranking_of(requests, codes, solaris),
-        solaris,
-        begin_us=window.students_begin,
-        end_us=window.day_end,
-    )
-    pairs = pl.DataFrame(
-        {"user_id": chosen.user_N, "ad_id": chosen.ad_N, "at_us": chosen.at_us_N},
-        schema_overrides={"user_id": pl.Int64, "ad_id": pl.Int64, "at_us": pl.Int64},
-    )
-    if not len(pairs):
-        raise DataError(f"no request from {days[0]} on offers a pair to compute; run ingest first")
-    refuse_future(epoch, int(chosen.at_us_N.min()), "vectors")
-    rows = vectors_of(run, epoch, pairs)
-    written = Vectors(
-        user_N=rows.user_N,
-        ad_N=rows.ad_N,
-        written_at_N=rows.at_us_N,
-        score_N=rows.logits_NK[:, 0],
-        z_Nd=rows.z_Nd,
-    )
-    return VectorHistory(written, span_generation(run, epoch, window.day_end), solaris.neighbours)
+def history_of(run: Run) -> VectorHistory:
+    """Every vector of the run's shards that was not refused, to be asked at any time."""
+    generation = generation_of(run, epoch_in_force(run))
+    return VectorHistory(written(run), generation, run.config.solaris.neighbours)
 
 
 def served_table(served: Served) -> pa.Table:
@@ -129,11 +85,10 @@ def served_table(served: Served) -> pa.Table:
     )
 
 
-def _days_played(run: Run) -> tuple[str, ...]:
-    """The students' span, and before it what the predictor learns from."""
-    window = window_of(run.config)
-    taught_us = int(run.config.solaris.ttl_hours * HOUR_US) + DAY_US
-    return days_between(window.students_begin - taught_us, window.day_end)
+def _inputs(run: Run, days: tuple[str, ...]) -> dict[str, str]:
+    shown = partitions(run, "impressions", days)
+    lake = {str(p.folder.relative_to(run.lake())): p.manifest.fingerprint for p in shown}
+    return inputs_of(run) | lake
 
 
 def _shown(run: Run, surface: str, days: tuple[str, ...]) -> pl.DataFrame:
@@ -171,20 +126,3 @@ def _chunks(shown: pl.DataFrame) -> Iterator[pl.DataFrame]:
     """At least one chunk, so that a surface without impressions has its file too."""
     for begin in range(0, max(len(shown), 1), CHUNK):
         yield shown[begin : begin + CHUNK]
-
-
-def span_generation(run: Run, epoch: Epoch, as_of_us: int) -> Generation:
-    """How a store that holds the span's vectors reads them."""
-    solaris = run.config.solaris
-    return Generation(
-        fingerprint="span",
-        epoch=epoch.id,
-        day=run.config.day,
-        fm_cut_us=epoch.fm_cut_us,
-        as_of_us=as_of_us,
-        ttl_us=int(solaris.ttl_hours * HOUR_US),
-        delay_us=int(solaris.delay_minutes * MINUTE_US),
-        width=run.config.model.representation_dim,
-        dtype=run.config.transfer.quantization,
-        neighbours=solaris.neighbours,
-    )

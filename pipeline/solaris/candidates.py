@@ -27,7 +27,7 @@ from pipeline.solaris.requests import (
 
 
 def predict(run: Run, unit: str) -> Manifest:
-    """Play the requests of [day - warmup_days, day] and write the pairs to compute, by shard.
+    """Play the requests of `solaris_days` and write the pairs to compute, by shard.
 
     Requests of a few days before them teach the predictor.
 

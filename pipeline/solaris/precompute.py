@@ -69,12 +69,6 @@ def _timelines(run: Run, group: int) -> str:
     return need_manifest(run.output("timelines", str(group))).fingerprint
 
 
-def vectors_of(run: Run, epoch: Epoch, pairs: pl.DataFrame) -> VectorRows:
-    """What the epoch's model makes of pairs (user_id, ad_id, at_us), those unknown left out."""
-    ids = (pairs[name].to_numpy() for name in ("user_id", "ad_id", "at_us"))
-    return _score(run, epoch, pairs, pair_rows(run, *ids))
-
-
 def _score(run: Run, epoch: Epoch, pairs: pl.DataFrame, known: PairRows) -> VectorRows:
     config = run.config
     model = load_snapshot(epoch.folder)

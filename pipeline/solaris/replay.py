@@ -13,20 +13,18 @@ import numpy as np
 import polars as pl
 import pyarrow.parquet as pq
 
-from pipeline.loopfm.epoch import epoch_in_force
 from pipeline.mixing.canonical import partitions
 from pipeline.run.errors import ContractError
 from pipeline.run.manifest import Manifest, Outcome, need_manifest, produce, write_json
 from pipeline.run.paths import Run
 from pipeline.run.window import day_begin_us
-from pipeline.solaris.as_served import served_table
+from pipeline.solaris.as_served import history_of, served_table
 from pipeline.solaris.history import VectorHistory
-from pipeline.solaris.publish import generation_of, inputs_of
+from pipeline.solaris.publish import inputs_of
 from pipeline.solaris.requests import Requests, partition_inputs, read_requests, taught_days
 from pipeline.solaris.serving import EXACT, NEIGHBOURS, NONE, SOURCES, USER, Served
-from pipeline.solaris.store import Vectors
 from pipeline.solaris.sweeps import sample_parts, sweeps
-from pipeline.solaris.vectors import shard_names, verified
+from pipeline.solaris.vectors import shard_names
 
 log = logging.getLogger(__name__)
 QUANTILES = (0.1, 0.5, 0.9, 0.99)
@@ -39,12 +37,11 @@ def replay(run: Run, unit: str) -> Manifest:
     `ContractError` when the share of asked pairs that get a vector, exact or the user's, is
     under `solaris.coverage_floor`; nothing is published then.
     """
-    generation = generation_of(run, epoch_in_force(run))
     day, taught, solaris = (run.config.day,), taught_days(run), run.config.solaris
     shown_parts = partitions(run, "impressions", day)
 
     def build(folder: Path) -> Outcome:
-        history = VectorHistory(_written(run), generation, solaris.neighbours)
+        history = history_of(run)
         asked = read_requests(run, day)
         coverage = {"asked": _asked_coverage(history, asked)}
         require_coverage(coverage["asked"], solaris.coverage_floor)
@@ -101,17 +98,6 @@ def require_coverage(asked: dict[str, Any], floor: float) -> None:
             f"(exact {asked['exact']:.4f}, user {asked['user']:.4f}), "
             f"solaris.coverage_floor is {floor}; raise solaris.vectors_per_request or lower it"
         )
-
-
-def _written(run: Run) -> Vectors:
-    shards = [verified(run, shard) for shard in shard_names(run)]
-    return Vectors(
-        user_N=np.concatenate([s.user_N for s in shards]),
-        ad_N=np.concatenate([s.ad_N for s in shards]),
-        written_at_N=np.concatenate([s.written_at_N for s in shards]),
-        score_N=np.concatenate([s.score_N for s in shards]),
-        z_Nd=np.concatenate([s.z_Nd for s in shards]),
-    )
 
 
 def _asked_coverage(history: VectorHistory, asked: Requests) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from pipeline.loopfm.arms import readers_of_store
 from pipeline.mixing.canonical import partitions
 from pipeline.mixing.hashing import bucket_of
 from pipeline.run.errors import DataError
@@ -102,9 +103,14 @@ def partition_inputs(run: Run, days: tuple[str, ...]) -> dict[str, str]:
 
 
 def solaris_days(run: Run) -> tuple[str, ...]:
-    """The days that Solaris plays: `warmup_days` before the run's day, and that day."""
-    last = day_begin_us(run.config.day)
-    span = range(run.config.solaris.warmup_days, -1, -1)
+    """The days that Solaris plays: the run's day, and `warmup_days` before it.
+
+    Where students read the store they are the students' span at least.
+    """
+    last, days = day_begin_us(run.config.day), run.config.solaris.warmup_days
+    if readers_of_store(run.config):
+        days = max(days, run.config.window.student_days - 1)
+    span = range(days, -1, -1)
     return tuple(day_of_us(last - back * DAY_US) for back in span)
 
 

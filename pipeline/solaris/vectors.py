@@ -69,6 +69,18 @@ def read_vectors(path: Path, objectives: tuple[Objective, ...]) -> VectorRows:
     )
 
 
+def written(run: Run) -> Vectors:
+    """The vectors of all shards that were not refused."""
+    shards = [verified(run, shard) for shard in shard_names(run)]
+    return Vectors(
+        user_N=np.concatenate([s.user_N for s in shards]),
+        ad_N=np.concatenate([s.ad_N for s in shards]),
+        written_at_N=np.concatenate([s.written_at_N for s in shards]),
+        score_N=np.concatenate([s.score_N for s in shards]),
+        z_Nd=np.concatenate([s.z_Nd for s in shards]),
+    )
+
+
 def verified(run: Run, shard: str) -> Vectors:
     """A shard's vectors without those that the verify stage refused; scores are the logits of
     the primary objective.

@@ -20,6 +20,7 @@ from pipeline.run.manifest import Outcome, produce, write_json
 from pipeline.run.paths import Run, run_folder
 from pipeline.run.presets import preset
 from pipeline.run.window import window_of
+from pipeline.solaris.as_served import as_served
 from pipeline.solaris.candidates import predict
 from pipeline.solaris.precompute import precompute
 from pipeline.solaris.publish import publish
@@ -98,6 +99,6 @@ def run_solaris(run: Run) -> dict[str, str]:
     done = {"represent": represent(run, "").fingerprint, "predict": predict(run, "").fingerprint}
     for shard in shard_names(run):
         done[f"precompute/{shard}"] = precompute(run, shard).fingerprint
-    for stage in (verify, publish, replay):
+    for stage in (verify, publish, replay, as_served):
         done[stage.__name__] = stage(run, "").fingerprint
     return done

@@ -134,6 +134,7 @@ def test_soft_labels_help_when_labels_are_few() -> None:
 @pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.name)
 def test_predictions_are_calibrated(arm: Arm) -> None:
     rows, true = world()
+    rows = with_served(rows) if arm.served else rows
     assert float(fit(rows, arm).sum() / true[20_000:].sum()) == pytest.approx(1.0, abs=0.08)
 
 
