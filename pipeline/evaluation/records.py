@@ -214,7 +214,16 @@ def _leaves(prefix: str, tree: dict[str, Any]) -> Iterator[Step]:
             yield f"{prefix}/{name}", 0, float(value)
 
 
+def as_served(run: Run) -> dict[str, Any]:
+    """By surface, how much of what its students learned from a store would have covered."""
+    manifest = read_manifest(run.output("as_served"), missing_ok=True)
+    found: dict[str, Any] = (manifest.read_figures() or {}) if manifest else {}
+    shown: dict[str, Any] = found.get("shown_by_surface", {})
+    return shown
+
+
 def _students(run: Run) -> Iterator[Step]:
+    yield from _leaves("as_served", as_served(run))
     for row in (read_json(run, "evaluate_students", "table.json") or {}).get("rows", []):
         where = f"{row['surface']}/{row['objective']}/{row['arm']}"
         for name in ("ne", "auc", "calibration", "gain", "tr"):

@@ -173,6 +173,8 @@ def solaris(run: Run) -> Section | None:
         return None
     asked = {"asked pairs": found.get("asked"), "shown": found.get("shown")}
     parts = asked | found.get("shown_by_surface", {})
+    learned = records.as_served(run)
+    parts |= {f"learned from, {surface}": part for surface, part in learned.items()}
     return {
         "parts": {name: part for name, part in parts.items() if part},
         "budget": found.get("budget", {}),
