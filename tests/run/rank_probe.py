@@ -27,7 +27,8 @@ def work() -> dict[str, object]:
         raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer")
     if what == "waits":
         time.sleep(600)
-    print(f"rank {rank} works", flush=True)
+    # torchrun's -u writes what print is given and its line end one by one: ranks would mix them
+    sys.stdout.write(f"rank {rank} works\n")
     return {"ranks": os.environ["WORLD_SIZE"], "of": rank}
 
 
