@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import logging
+from collections.abc import Callable
+from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
 from chain_world import chain_config, make_run, open_epoch, run_plane, run_solaris
+from redis_server import Server
 
 from pipeline.evaluation.students import evaluate_students, promote_students
 from pipeline.loopfm.arms import FIELDS
@@ -26,9 +30,12 @@ from pipeline.run.manifest import need_manifest
 from pipeline.run.paths import Run
 from pipeline.run.window import DAY_US, window_of
 from pipeline.solaris.as_served import as_served, history_of, served_table
+from pipeline.solaris.degraded import Lookups
+from pipeline.solaris.history import VectorHistory
 from pipeline.solaris.lookup import lookup
 from pipeline.solaris.publish import generation_of
-from pipeline.solaris.serving import EXACT
+from pipeline.solaris.serving import EXACT, Served
+from pipeline.solaris.store import Vectors
 from pipeline.solaris.stores import Place, open_store
 
 SURFACE, ARM = "feed", "kd_loopfm_solaris"
@@ -180,6 +187,105 @@ def test_a_vector_written_after_the_impression_is_refused(done: Run) -> None:
     )
     with pytest.raises(DataError, match=rf"age_s of row {found} must be positive, got -60"):
         fields_of(late, done.config.model.representation_dim)
+
+
+def test_a_vector_made_after_the_impression_is_not_served(done: Run, tmp_path: Path) -> None:
+    """It saw the click: neither the student's rows nor a lookup may find it, until it is due."""
+    stored, generation = read_representations(done), generation_of(done, epoch_in_force(done))
+    last_N = pl.DataFrame({"user": stored.user_N, "ts": stored.ts_us_N, "n": range(len(stored))})
+    place_U = last_N.sort("ts").group_by("user").last().sort("user")["n"].to_numpy()
+    user_U, ad_U, ts_us_U = (x[place_U] for x in (stored.user_N, stored.ad_N, stored.ts_us_N))
+    asked = (stored.user_N, stored.ad_N, stored.ts_us_N)
+    before = history_of(done).vectors
+
+    def with_planted(written_at_U: np.ndarray) -> VectorHistory:
+        z_Ud = np.full((len(user_U), before.z_Nd.shape[1]), 127, dtype=before.z_Nd.dtype)
+        score_U = np.zeros(len(user_U), dtype=before.score_N.dtype)
+        planted = (user_U, ad_U, written_at_U, score_U, z_Ud)
+        names = ("user_N", "ad_N", "written_at_N", "score_N", "z_Nd")
+        both = {
+            n: np.concatenate([getattr(before, n), x]) for n, x in zip(names, planted, strict=True)
+        }
+        return VectorHistory(Vectors(**both), generation)
+
+    late, clean = with_planted(ts_us_U + 1), VectorHistory(before, generation)
+    for name, want in vars_of(clean.serve(*asked)).items():
+        assert np.array_equal(vars_of(late.serve(*asked))[name], want), name
+    due = with_planted(ts_us_U - generation.delay_us).serve(*asked)
+    assert (due.z_Bd[place_U] == 1.0).all()  # the check above can fail
+    with open_store(Place(folder=tmp_path / "store"), write=True) as store:
+        store.publish(replace(generation, neighbours=0), [late.vectors])
+        one = (user_U[:1], ad_U[:1])
+        assert not (lookup(store, *one, int(ts_us_U[0])).z_Bd == 1.0).all()
+        due_us = int(ts_us_U[0]) + 1 + generation.delay_us
+        assert (lookup(store, *one, due_us).z_Bd == 1.0).all()
+
+
+def test_students_are_served_while_the_store_restarts_in_mid_replay(
+    done: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, generation = done, generation_of(done, epoch_in_force(done))
+    golden = golden_frame(run)
+    student = load_student(run.output("transfer", SURFACE) / "arms" / ARM / "seed=0")
+    asks = table_of(run).tail(90)  # the store holds what is newest at the end of the day
+    stored = read_representations(run)
+    who = pl.DataFrame(
+        {
+            "impression_id": stored.impression_N,
+            "ts_us": stored.ts_us_N,
+            "user_id": stored.user_N,
+            "ad_id": stored.ad_N,
+        }
+    )
+    asks = asks.join(who, on=["impression_id", "ts_us"], how="left", maintain_order="left")
+    server, clock = Server(tmp_path, "--appendonly", "yes"), [0.0]
+    try:
+        place = Place(url=server.url, lineage="one")
+        with open_store(place, write=True) as store:
+            store.publish(generation, [history_of(run).vectors])
+            whole = [answer_of(partial(lookup, store), row) for row in asks.iter_rows(named=True)]
+        answers = []
+        width = run.config.model.representation_dim
+        with Lookups(place, width=width, timeout_s=2.0, clock=lambda: clock[0]) as lookups:
+            for at, row in enumerate(asks.iter_rows(named=True)):
+                clock[0] += 0.2  # five requests a second
+                if at == 30:
+                    server.stop()
+                if at == 60:
+                    server.start()
+                with caplog.at_level(logging.WARNING):
+                    answers.append(answer_of(lookups.lookup, row))
+                p_BK = student.probabilities(golden.head(1).hstack(answers[-1]))
+                assert bool(p_BK.isfinite().all())
+    finally:
+        server.stop()
+    source = [answer["source"][0] for answer in answers]
+    assert len(answers) == len(asks)
+    assert set(source[30:60]) == {"none"}
+    for at in (*range(30), *range(80, 90)):
+        assert answers[at].equals(whole[at]), at
+    assert {"exact", "user"} <= {answer["source"][0] for answer in whole}
+    assert lookups.faults["down"] >= 1
+    assert lookups.faults["down"] + lookups.faults["resting"] == source[30:80].count("none") - sum(
+        answer["source"][0] == "none" for answer in whole[60:80]
+    )
+    assert len([r for r in caplog.records if "solaris store down" in r.getMessage()]) == 1
+
+
+def answer_of(look: Callable[..., Served], row: dict[str, int]) -> pl.DataFrame:
+    served = look(np.array([row["user_id"]]), np.array([row["ad_id"]]), row["ts_us"])
+    return pl.DataFrame(pl.from_arrow(served_table(served)))
+
+
+def golden_frame(run: Run) -> pl.DataFrame:
+    """Features of a scored row, without what a store answered."""
+    export(run, SURFACE)
+    golden = pl.read_parquet(run.inside("exports", SURFACE) / "golden.parquet")
+    return golden.drop(*COLUMNS, "source", strict=False)
+
+
+def vars_of(served: Served) -> dict[str, np.ndarray]:
+    return {f.name: getattr(served, f.name) for f in fields(Served)}
 
 
 def test_the_vectors_cover_the_span(done: Run) -> None:

@@ -28,7 +28,7 @@ from pipeline.solaris.vector_store import VectorStore
 USERS = 240
 WRITER = """
 import sys
-sys.path.insert(0, sys.argv[4])
+sys.path[:0] = sys.argv[4:]
 from pathlib import Path
 from store_world import generation
 from test_crashes import batches
@@ -55,7 +55,7 @@ def batches(name: int) -> Iterator[Vectors]:
 def killed_writer(place: Place, first: int, after_s: float) -> int:
     """The last generation that a writer said was committed before it was killed, -1 if none."""
     command = [sys.executable, "-c", WRITER, str(place.folder), place.url, str(first)]
-    command.append(str(Path(__file__).parent))
+    command += [str(folder) for folder in Path(__file__).parents[:2]]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=dict(os.environ)) as child:
         assert child.stdout is not None
         child.stdout.readline()  # it is at work

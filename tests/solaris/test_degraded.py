@@ -22,12 +22,13 @@ from pipeline.solaris.serving import EXACT, NONE
 from pipeline.solaris.store import VECTORS, StoreError
 from pipeline.solaris.stores import Place, open_store
 
+HERE = [str(folder) for folder in Path(__file__).parents[:2]]
 USER, AD = np.array([1, 1]), np.array([5, 6])
 
 
 PUBLISHER = """
 import sys
-sys.path.insert(0, sys.argv[2])
+sys.path[:0] = sys.argv[2:]
 from pathlib import Path
 from test_degraded import publish
 from pipeline.solaris.stores import Place
@@ -63,7 +64,7 @@ def publish(place: Place, name: str = "a", count: int = 1) -> None:
 
 def publish_elsewhere(folder: Path) -> None:
     """By another process: one may hold a file of LMDB open once."""
-    command = [sys.executable, "-c", PUBLISHER, str(folder), str(Path(__file__).parent)]
+    command = [sys.executable, "-c", PUBLISHER, str(folder), *HERE]
     subprocess.run(command, check=True)
 
 
