@@ -11,6 +11,8 @@ from pipeline.run.errors import ConfigError
 from pipeline.run.paths import confined, home
 from pipeline.run.runs import newest_run
 
+LONGEST_RANGE = 366  # days: a slip of the year would fill the queue
+
 
 def resolve_day(params: Mapping[str, Any], context: Mapping[str, Any]) -> str:
     """The day of a run, from the first of these that is given.
@@ -33,6 +35,21 @@ def resolve_day(params: Mapping[str, Any], context: Mapping[str, Any]) -> str:
         "the run has no day; set the parameter day to a date like 2026-11-29, "
         "or trigger it with a partition key"
     )
+
+
+def later_days(params: Mapping[str, Any], day: str) -> list[str]:
+    """The days after `day` to the form's `until`, none without it; `ConfigError` on a bad range."""
+    if not params.get("until"):
+        return []
+    until = _as_day(params["until"])
+    count = (dt.date.fromisoformat(until) - dt.date.fromisoformat(day)).days
+    if not 0 <= count < LONGEST_RANGE:
+        raise ConfigError(
+            f"until must be from {day} on, at most {LONGEST_RANGE} days in all, got {until}; "
+            "name the first day of the range as day"
+        )
+    first = dt.date.fromisoformat(day)
+    return [(first + dt.timedelta(days=i)).isoformat() for i in range(1, count + 1)]
 
 
 def resolve_run(params: Mapping[str, Any], context: Mapping[str, Any]) -> str:

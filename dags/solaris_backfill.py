@@ -10,8 +10,9 @@ they would have been served; the assets `representations` and `solaris_store`, p
 
 **Rerun**: clear any task, or trigger with `day`: it takes that day's run that was resolved last.
 
-**Backfill**: backfill `foundation_daily`; each day's model starts this DAG. One day alone: trigger
-with `day`.
+**Backfill**: backfill `foundation_daily`; each day's model starts this DAG. Solaris alone: trigger
+with `day`, or for a range with `day` and `until`: one run a day, one after the other. A day that
+is done already computes nothing again.
 """
 
 from __future__ import annotations
@@ -19,17 +20,19 @@ from __future__ import annotations
 from airflow.sdk import DAG, PartitionedAssetTimetable
 
 from dags._assets import foundation_model, representations, solaris_store
-from dags._stages import day_param, find_run, list_units, stage
+from dags._ranges import range_params, start_later_days
+from dags._stages import find_run, list_units, stage
 
 with DAG(
     dag_id="solaris_backfill",
     schedule=PartitionedAssetTimetable(assets=foundation_model),
     catchup=False,
     max_active_runs=1,
-    params={"day": day_param()},
+    params=range_params(),
     doc_md=__doc__,
     tags=["headwater"],
 ) as dag:
+    start_later_days()
     run = find_run()
     represent = stage("represent")(run)
     contract = stage("representation_contract", outlets=[representations])(run)

@@ -25,6 +25,7 @@ from pipeline.mixing.canonical import partitions
 from pipeline.run.manifest import Manifest, Outcome, produce
 from pipeline.run.paths import Run
 from pipeline.run.window import days_between, window_of
+from pipeline.solaris.coverage import best_age, shares
 from pipeline.solaris.history import VectorHistory
 from pipeline.solaris.publish import generation_of, inputs_of
 from pipeline.solaris.serving import SOURCES, Served
@@ -104,12 +105,13 @@ def _shown(run: Run, surface: str, days: tuple[str, ...]) -> pl.DataFrame:
 
 
 def _write(path: Path, history: VectorHistory, shown: pl.DataFrame) -> dict[str, Any]:
-    """Serve all impressions, some at a time; their number, and the share of each source."""
-    count_S = np.zeros(len(SOURCES), dtype=np.int64)
+    """Serve all impressions, some at a time, and count them."""
+    sources, ages = [], []
     writer: pq.ParquetWriter | None = None
     for some in _chunks(shown):
         served = history.serve(*(some[name].to_numpy() for name in IDS[1:]))
-        count_S += np.bincount(served.source_B, minlength=len(SOURCES))
+        sources.append(served.source_B)
+        ages.append(best_age(served))
         table = served_table(served)
         for place, name in enumerate(("impression_id", "ts_us")):
             table = table.add_column(place, name, some[name].to_arrow())
@@ -118,8 +120,7 @@ def _write(path: Path, history: VectorHistory, shown: pl.DataFrame) -> dict[str,
         writer.write_table(table)
     if writer is not None:
         writer.close()
-    share_S = count_S / max(len(shown), 1)
-    return {"count": len(shown)} | dict(zip(SOURCES, share_S.tolist(), strict=True))
+    return shares(np.concatenate(sources), np.concatenate(ages))
 
 
 def _chunks(shown: pl.DataFrame) -> Iterator[pl.DataFrame]:

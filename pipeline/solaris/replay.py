@@ -1,6 +1,6 @@
 """Stage `replay`: walk the run's day in event time and see what the store would have served.
 
-Suffixes: R lookups, d code width.
+Suffixes: R lookups.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from pipeline.run.errors import ContractError
 from pipeline.run.manifest import Manifest, Outcome, need_manifest, produce, write_json
 from pipeline.run.paths import Run
 from pipeline.run.window import day_begin_us
-from pipeline.solaris.as_served import history_of, served_table
+from pipeline.solaris.as_served import CHUNK, history_of, served_table
+from pipeline.solaris.coverage import best_age, shares
 from pipeline.solaris.history import VectorHistory
 from pipeline.solaris.publish import inputs_of
 from pipeline.solaris.requests import Requests, partition_inputs, read_requests, taught_days
-from pipeline.solaris.serving import EXACT, NEIGHBOURS, NONE, SOURCES, USER, Served
+from pipeline.solaris.serving import NONE, Served
 from pipeline.solaris.sweeps import sample_parts, sweeps
 from pipeline.solaris.vectors import shard_names
 
 log = logging.getLogger(__name__)
-QUANTILES = (0.1, 0.5, 0.9, 0.99)
-CHUNK = 200_000  # lookups at once: bounds the memory of the vectors served
 
 
 def replay(run: Run, unit: str) -> Manifest:
@@ -66,28 +65,6 @@ def replay(run: Run, unit: str) -> Manifest:
         settings=solaris,
         build=build,
     )
-
-
-def shares(source_R: np.ndarray, age_s_R: np.ndarray) -> dict[str, Any]:
-    """Count, share by source, and quantiles of age in hours, per source that has vectors."""
-    count = max(len(source_R), 1)
-    figures: dict[str, Any] = {"count": len(source_R)}
-    figures |= {name: int((source_R == i).sum()) / count for i, name in enumerate(SOURCES)}
-    figures["covered"] = figures["exact"] + figures["user"]
-    for source in (EXACT, USER, NEIGHBOURS):
-        ages = age_s_R[source_R == source]
-        if len(ages):
-            hours = np.quantile(ages, QUANTILES) / 3600
-            figures[f"age_h_{SOURCES[source]}"] = {
-                f"p{int(100 * q)}": round(float(h), 4)
-                for q, h in zip(QUANTILES, hours, strict=True)
-            }
-    return figures
-
-
-def best_age(served: Served) -> np.ndarray:
-    """The age in seconds of what `source_B` names."""
-    return np.where(served.source_B == USER, served.user_age_s_B, served.age_s_B)
 
 
 def require_coverage(asked: dict[str, Any], floor: float) -> None:

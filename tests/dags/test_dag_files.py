@@ -37,7 +37,7 @@ LIGHT_TASKS = {
         "scaling_point_units",
     },
     "foundation_daily": {"resolve", "ingest_units", "timelines_units"},
-    "solaris_backfill": {"find_run", "precompute_units"},
+    "solaris_backfill": {"find_run", "precompute_units", "later_days", "start_day"},
     "students_daily": {"find_run", "transfer_units"},
 }
 
@@ -239,3 +239,23 @@ def test_a_stage_that_finds_no_run_fails_for_good(own_home: Path) -> None:
     task = StageOperator(task_id="labels", stage="labels", run_folder=str(own_home / "runs/x/y"))
     with pytest.raises(AirflowFailException, match="is not a run folder"):
         task.execute({})  # type: ignore[arg-type]
+
+
+def test_a_range_starts_each_later_day_once() -> None:
+    from airflow.sdk.exceptions import DagRunTriggerException
+
+    dag = load("solaris_backfill")
+    assert list(dag.params) == ["day", "until"]
+    assert dag.get_task("start_day").upstream_task_ids == {"later_days"}
+    assert not dag.get_task("start_day").downstream_task_ids
+
+    from dags._ranges import DayTrigger
+
+    task = DayTrigger(task_id="another", day="2026-11-30", dag=dag)
+    with pytest.raises(DagRunTriggerException) as raised:
+        task.execute({"dag_run": SimpleNamespace(run_id="manual__1")})  # type: ignore[typeddict-item]
+    asked = raised.value
+    assert (asked.trigger_dag_id, asked.conf) == ("solaris_backfill", {"day": "2026-11-30"})
+    assert asked.dag_run_id == "2026-11-30__of__manual__1"
+    assert asked.skip_when_already_exists
+    assert not asked.wait_for_completion

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dags._days import resolve_day, resolve_run
+from dags._days import later_days, resolve_day, resolve_run
 from pipeline.run.errors import ConfigError, DataError
 
 MIDNIGHT = dt.datetime(2026, 11, 29, tzinfo=dt.UTC)
@@ -110,3 +110,23 @@ def test_by_hand_the_newest_run_of_the_day_is_taken(own_home: Path) -> None:
 def test_a_day_without_run_is_an_error(own_home: Path) -> None:
     with pytest.raises(DataError, match="no run of 2026-11-29"):
         resolve_run({"day": "2026-11-29"}, context())
+
+
+def test_a_range_goes_on_from_the_day_after() -> None:
+    assert later_days({}, "2026-11-29") == []
+    assert later_days({"until": None}, "2026-11-29") == []
+    assert later_days({"until": "2026-11-29"}, "2026-11-29") == []
+    assert later_days({"until": "2026-12-01"}, "2026-11-29") == ["2026-11-30", "2026-12-01"]
+
+
+@pytest.mark.parametrize(
+    ("until", "said"),
+    [
+        ("2026-11-28", "until must be from 2026-11-29 on"),
+        ("2027-11-30", "at most 366 days in all, got 2027-11-30"),
+        ("tomorrow", "day must be a date like 2026-11-29, got 'tomorrow'"),
+    ],
+)
+def test_a_range_that_is_none_is_refused(until: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        later_days({"until": until}, "2026-11-29")

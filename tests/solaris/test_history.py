@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from pipeline.run.errors import ContractError
 from pipeline.run.window import DAY_US, HOUR_US
+from pipeline.solaris.coverage import shares
 from pipeline.solaris.history import VectorHistory
 from pipeline.solaris.lookup import lookup
-from pipeline.solaris.replay import require_coverage, shares
+from pipeline.solaris.replay import require_coverage
 from pipeline.solaris.serving import EXACT, NEIGHBOURS, NONE, USER, Served
 from pipeline.solaris.store import Generation, Vectors
 from pipeline.solaris.stores import open_store
