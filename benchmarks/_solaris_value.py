@@ -23,7 +23,7 @@ from benchmarks._transfer_arms import GAMMAS, rows_of_surface, split, with_stude
 from benchmarks._transfer_world import planted
 from benchmarks.transfer import DRAWS, FULL_SIZE, QUICK_SIZE
 from model.student_sequence import History
-from pipeline.evaluation.intervals import resample
+from pipeline.evaluation.intervals import interval, resample
 from pipeline.evaluation.metrics import normalized_entropy
 from pipeline.evaluation.truth import with_truth
 from pipeline.loopfm.arms import FIELDS, SOLARIS_ARMS, Arm, arms_named
@@ -97,34 +97,53 @@ def world(home: str, seed: int, size: dict[str, Any]) -> dict[str, Any]:
 
 
 def figures_of(answers: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Figures of the worlds' answers."""
-    surfaces = list(answers[0]["nes"])
+    """Figures of the worlds, each with `_low` and `_high`: users drawn, and the worlds' scatter."""
+    found_D = _drawn(answers)
+    each = [_drawn([answer]) for answer in answers]
+    figures: dict[str, float] = {}
+    for name, value_D in found_D.items():
+        figures[name] = float(value_D[0])
+        low, high = spread(value_D, [float(one[name][0]) for one in each])
+        figures |= {f"{name}_low": low, f"{name}_high": high}
+    sweep = [figures[f"tr_masked_{share}"] for share in SHARES]
+    shares = {f"served_{s}": float(np.mean([a["served"][s] for a in answers])) for s in SOURCES}
+    return figures | shares | {"sweep_monotone": float(sweep == sorted(sweep))}
+
+
+def spread(value_D: Floats, worlds: Sequence[float], seed: int = 0) -> tuple[float, float]:
+    """An interval of 95% around `value_D[0]`, of its draws and of the worlds' scatter.
+
+    Student's t knows how little three worlds say of their scatter; of one it says nothing.
+    """
+    noise_D: Floats = np.zeros(len(value_D) - 1)
+    if len(worlds) > 1:
+        error = np.std(worlds, ddof=1) / len(worlds) ** 0.5
+        noise_D = error * np.random.default_rng(seed).standard_t(len(worlds) - 1, len(noise_D))
+    found = interval(np.concatenate([value_D[:1], value_D[1:] + noise_D]))
+    return found.low, found.high
+
+
+def _drawn(answers: Sequence[dict[str, Any]]) -> dict[str, Floats]:
+    """Draws [D] of every figure: the mean of surfaces, NE meaned over worlds first."""
     cells = [
         {
             arm: mean_of_worlds([np.array(one["nes"][surface][arm]) for one in answers])
             for arm in answers[0]["nes"][surface]
         }
-        for surface in surfaces
+        for surface in answers[0]["nes"]
     ]
-    tr = {arm: float(np.mean([_tr(nes, arm) for nes in cells])) for arm in cells[0]}
-    sweep = [tr[f"masked_{share}"] for share in SHARES]
+    tr: Nes = {arm: np.mean([_tr(nes, arm) for nes in cells], axis=0) for arm in cells[0]}
     found = {f"tr_{arm}": value for arm, value in tr.items() if arm not in ("none", "fm")}
     found["tr_exact"] = found.pop("tr_solaris_exact")
-    served = {f"served_{s}": float(np.mean([a["served"][s] for a in answers])) for s in SOURCES}
-    return (
-        found
-        | served
-        | {
-            "user_over_kd": tr["solaris_user"] / max(tr["kd"], 0.02),
-            "gain_over_loopfm": tr["loopfm_solaris"] - tr["loopfm"],
-            "gain_over_kd_raw": tr["kd_raw_solaris"] - tr["kd_raw"],
-            "gain_over_kd_raw_loopfm": tr["kd_raw_loopfm_solaris"] - tr["kd_raw_loopfm"],
-            "placebo_gap": abs(tr["solaris_placebo"] - tr["kd_raw"]),
-            "sweep_ratio": tr["masked_100"] / tr["masked_40"],
-            "sweep_monotone": float(sweep == sorted(sweep)),
-            "skew_cost": tr["solaris"] - tr["backfilled"],
-        }
-    )
+    return found | {
+        "user_over_kd": tr["solaris_user"] / np.maximum(tr["kd"], 0.02),
+        "gain_over_loopfm": tr["loopfm_solaris"] - tr["loopfm"],
+        "gain_over_kd_raw": tr["kd_raw_solaris"] - tr["kd_raw"],
+        "gain_over_kd_raw_loopfm": tr["kd_raw_loopfm_solaris"] - tr["kd_raw_loopfm"],
+        "placebo_gap": np.abs(tr["solaris_placebo"] - tr["kd_raw"]),
+        "sweep_ratio": tr["masked_100"] / tr["masked_40"],
+        "skew_cost": tr["solaris"] - tr["backfilled"],
+    }
 
 
 def _with_served(
@@ -215,6 +234,6 @@ def _draws(frame: pl.DataFrame) -> Nes:
     return {arm: d.ne_D for arm, d in drawn.items()}
 
 
-def _tr(nes: Nes, arm: str) -> float:
-    """Transfer ratio of the observed rows."""
-    return float((nes["none"][0] - nes[arm][0]) / (nes["none"][0] - nes["fm"][0]))
+def _tr(nes: Nes, arm: str) -> Floats:
+    """Transfer ratio [D]; place 0 is the rows as they are."""
+    return (nes["none"] - nes[arm]) / (nes["none"] - nes["fm"])

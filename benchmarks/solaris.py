@@ -31,7 +31,10 @@ def main(argv: list[str]) -> int:
     seeds = arguments.seeds or (1 if arguments.quick else 3)
     figures |= _solaris_value.figures(quick=arguments.quick, seeds=seeds, home=arguments.home)
     for name, value in figures.items():
-        print(f"{name:30} {value:8.4f}", flush=True)
+        if not name.endswith(("_low", "_high")):
+            low, high = figures.get(f"{name}_low"), figures.get(f"{name}_high")
+            span = "" if low is None else f"  [{low:.4f}, {high:.4f}]"
+            print(f"{name:30} {value:8.4f}{span}", flush=True)
     return report("solaris", figures, TARGETS)
 
 
