@@ -21,7 +21,7 @@ from pipeline.solaris.predictor import AskModel, fit
 from pipeline.solaris.requests import Int64s, Requests
 from pipeline.solaris.signals import FEATURES, Floats, Signals
 
-FIT_FINALISTS: Final = 40_000  # of a day of fitting: of more, those of a part of the users
+FIT_FINALISTS: Final = 200_000  # of a day of fitting: of more, those of a part of the users
 MINUTE_US: Final = 60_000_000
 
 
