@@ -22,7 +22,7 @@ from model.config import FeatureSet, Objective
 from model.snapshot import features_from
 from model.student import Student, StudentConfig
 from model.student_sequence import Padded
-from pipeline.loopfm.store_fields import COLUMNS, fields_of
+from pipeline.loopfm.store_fields import AGE, COLUMNS, fields_of
 from pipeline.mixing.packing import dense_values, feature_columns, sparse_ids
 from pipeline.run.errors import DataError
 
@@ -86,7 +86,7 @@ class ServedStudent:
         dense_BC = torch.from_numpy(dense_values(self.features, known))
         pasts = {"loop": self._padded(rows[SEQUENCE].to_list())} if sequences else {}
         if served:
-            fields = fields_of(rows, self.student.config.served_dim - 1)
+            fields = fields_of(rows, self.student.config.served_dim - AGE)
             pasts |= {name: fields[name].padded() for name in served}
         return ids_BF, dense_BC, pasts
 

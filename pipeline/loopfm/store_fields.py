@@ -25,12 +25,8 @@ from pipeline.run.errors import DataError
 from pipeline.run.paths import Run
 
 COLUMNS: Final = ("pair", "z", "age_s", "user", "user_z", "user_age_s")
+AGE: Final = 1  # numbers of a field beside its vector's
 HOUR_S: Final = 3_600.0
-
-
-def field_width(width: int) -> int:
-    """Numbers of a field whose vectors have `width` of them."""
-    return width + 1
 
 
 def fields_of(rows: pl.DataFrame, width: int) -> dict[str, History]:
@@ -95,7 +91,7 @@ def _numbers(
     rows: pl.DataFrame, vectors: str, ages: str, found_R: npt.NDArray[np.bool_], width: int
 ) -> npt.NDArray[np.float32]:
     """The vectors and their ages (R, X); zeros where nothing was found."""
-    x_RX = np.zeros((len(rows), field_width(width)), dtype=np.float32)
+    x_RX = np.zeros((len(rows), width + AGE), dtype=np.float32)
     if not found_R.any():
         return x_RX
     kept = rows.filter(pl.Series(found_R))

@@ -5,13 +5,28 @@ Suffixes: R lookups.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pipeline.solaris.serving import EXACT, NEIGHBOURS, SOURCES, USER, Served
 
 QUANTILES = (0.1, 0.5, 0.9, 0.99)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """Of many lookups: the best source, what was in the pair's field, the best one's age (s)."""
+
+    source_R: npt.NDArray[np.int8]
+    pair_R: npt.NDArray[np.int8]
+    age_s_R: npt.NDArray[np.float32]
+
+    def shares(self, which_R: npt.NDArray[np.bool_] | slice = slice(None)) -> dict[str, Any]:
+        """`shares` of all lookups, or of some."""
+        return shares(self.source_R[which_R], self.age_s_R[which_R])
 
 
 def shares(source_R: np.ndarray, age_s_R: np.ndarray) -> dict[str, Any]:

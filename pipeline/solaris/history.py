@@ -40,9 +40,6 @@ class VectorHistory:
         self._neighbours = neighbours
         self._days: dict[int, Neighbourhood] = {}
 
-    def __len__(self) -> int:
-        return len(self._v.user_N)
-
     @property
     def vectors(self) -> Vectors:
         """All of them, by the time when they were written."""

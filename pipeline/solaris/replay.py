@@ -11,19 +11,18 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import pyarrow.parquet as pq
 
 from pipeline.mixing.canonical import partitions
 from pipeline.run.errors import ContractError
 from pipeline.run.manifest import Manifest, Outcome, need_manifest, produce, write_json
 from pipeline.run.paths import Run
 from pipeline.run.window import day_begin_us
-from pipeline.solaris.as_served import CHUNK, history_of, served_table
-from pipeline.solaris.coverage import best_age, shares
+from pipeline.solaris.bulk_lookups import CHUNK, history_of, serve_to, shown_rows
+from pipeline.solaris.coverage import Counted, best_age, shares
 from pipeline.solaris.history import VectorHistory
 from pipeline.solaris.publish import inputs_of
 from pipeline.solaris.requests import Requests, partition_inputs, read_requests, taught_days
-from pipeline.solaris.serving import NONE, Served
+from pipeline.solaris.serving import NONE
 from pipeline.solaris.sweeps import sample_parts, sweeps
 from pipeline.solaris.vectors import shard_names
 
@@ -44,14 +43,13 @@ def replay(run: Run, unit: str) -> Manifest:
         asked = read_requests(run, day)
         coverage = {"asked": _asked_coverage(history, asked)}
         require_coverage(coverage["asked"], solaris.coverage_floor)
-        shown = _shown(run)
-        served = history.serve(*(shown[n].to_numpy() for n in ("user_id", "ad_id", "ts_us")))
-        coverage |= _shown_coverage(run, shown, served)
+        shown = shown_rows(shown_parts)
+        counted = serve_to(folder / "served.parquet", history, shown)
+        coverage |= _shown_coverage(run, shown, counted)
         coverage["budget"] = _budget(run)
         if solaris.sweeps:
             some = read_requests(run, taught, sample_parts(len(asked.ad_F)))
             coverage |= {"sweeps": sweeps(some, solaris, day_us=day_begin_us(run.config.day))}
-        _write_served(folder / "served.parquet", shown, served)
         write_json(folder / "coverage.json", coverage)
         return Outcome(rows=len(shown), figures=coverage)
 
@@ -90,26 +88,11 @@ def _asked_coverage(history: VectorHistory, asked: Requests) -> dict[str, Any]:
     return shares(source_R, age_s_R)
 
 
-def _shown(run: Run) -> pl.DataFrame:
-    """Impressions of the run's day in time order."""
-    columns = ["impression_id", "user_id", "ad_id", "ts", "surface"]
-    parts = partitions(run, "impressions", (run.config.day,))
-    files = [path for part in parts for path in sorted(part.folder.glob("bucket=*.parquet"))]
-    rows = pl.scan_parquet(files, glob=False).select(columns).collect()
-    rows = rows.with_columns(pl.col("ts").dt.epoch("us").alias("ts_us"))
-    return rows.sort("ts_us", "impression_id")
-
-
-def _shown_coverage(run: Run, shown: pl.DataFrame, served: Served) -> dict[str, Any]:
-    age_s_R = best_age(served)
-    surface_R = shown["surface"].cast(pl.String).to_numpy()
-    by_surface = {
-        name: shares(served.source_B[surface_R == name], age_s_R[surface_R == name])
-        for name in run.config.surfaces
-    }
-    pair = float((served.pair_B != NONE).mean()) if len(shown) else 0.0
-    whole = shares(served.source_B, age_s_R) | {"pair": pair}
-    return {"shown": whole, "shown_by_surface": by_surface}
+def _shown_coverage(run: Run, shown: pl.DataFrame, counted: Counted) -> dict[str, Any]:
+    surface_R = shown["surface"].to_numpy()
+    by_surface = {name: counted.shares(surface_R == name) for name in run.config.surfaces}
+    pair = float((counted.pair_R != NONE).mean()) if len(shown) else 0.0
+    return {"shown": counted.shares() | {"pair": pair}, "shown_by_surface": by_surface}
 
 
 def _budget(run: Run) -> dict[str, Any]:
@@ -125,8 +108,3 @@ def _budget(run: Run) -> dict[str, Any]:
         "refused": refused,
         "used": round(predict["chosen"] / max(predict["budget"], 1), 6),
     }
-
-
-def _write_served(path: Path, shown: pl.DataFrame, served: Served) -> None:
-    table = served_table(served).add_column(0, "impression_id", shown["impression_id"].to_arrow())
-    pq.write_table(table, path, compression="zstd")

@@ -29,7 +29,8 @@ from pipeline.run.errors import ConfigError, DataError
 from pipeline.run.manifest import need_manifest
 from pipeline.run.paths import Run
 from pipeline.run.window import DAY_US, window_of
-from pipeline.solaris.as_served import as_served, history_of, served_table
+from pipeline.solaris.as_served import as_served
+from pipeline.solaris.bulk_lookups import history_of, served_table
 from pipeline.solaris.degraded import Lookups
 from pipeline.solaris.history import VectorHistory
 from pipeline.solaris.lookup import lookup
