@@ -77,19 +77,25 @@ def costs_pct(frames: Mapping[str, pl.DataFrame], base: str) -> dict[str, Floats
     }
 
 
-def over_seeds(each: Sequence[Floats], seed: int = 0) -> Interval:
-    """The mean over seeds: users drawn anew, and the seeds' scatter with Student's t.
+def over_seeds(each: Sequence[Floats]) -> Interval:
+    """The mean over seeds: users drawn anew, and the seeds' scatter."""
+    values_SD = np.stack(each)
+    if len(values_SD) < 2:
+        raise BenchmarkError(f"{len(values_SD)} seed has no scatter; train at least 2")
+    return with_scatter(values_SD.mean(axis=0), values_SD[:, 0].tolist())
+
+
+def with_scatter(mean_D: Floats, each: Sequence[float], seed: int = 0) -> Interval:
+    """A mean over seeds or worlds: its draws, widened by their scatter with Student's t.
 
     Resampling three seeds would take three of one sign, a quarter of all cases without any effect,
     for a finding; t with two degrees of freedom knows how little three seeds say of their scatter.
+    Of one alone nothing is known, and nothing added.
     """
-    values_SD = np.stack(each)
-    num_seeds, num_draws = values_SD.shape[0], values_SD.shape[1] - 1
-    if num_seeds < 2:
-        raise BenchmarkError(f"{num_seeds} seed has no scatter; train at least 2")
-    error = values_SD[:, 0].std(ddof=1) / num_seeds**0.5
-    noise_D = error * np.random.default_rng(seed).standard_t(num_seeds - 1, num_draws)
-    mean_D = values_SD.mean(axis=0)
+    noise_D: Floats = np.zeros(len(mean_D) - 1)
+    if len(each) > 1:
+        error = np.std(each, ddof=1) / len(each) ** 0.5
+        noise_D = error * np.random.default_rng(seed).standard_t(len(each) - 1, len(noise_D))
     return interval(np.concatenate([mean_D[:1], mean_D[1:] + noise_D]))
 
 

@@ -18,24 +18,22 @@ import polars as pl
 import torch
 
 from benchmarks._measure import Bound, child, home_folder
-from benchmarks._paired import mean_of_worlds
+from benchmarks._paired import mean_of_worlds, with_scatter
 from benchmarks._transfer_arms import GAMMAS, rows_of_surface, split, with_students
 from benchmarks._transfer_world import planted
 from benchmarks.transfer import DRAWS, FULL_SIZE, QUICK_SIZE
 from model.student_sequence import History
-from pipeline.evaluation.intervals import interval, resample
+from pipeline.evaluation.intervals import resample
 from pipeline.evaluation.metrics import normalized_entropy
 from pipeline.evaluation.truth import with_truth
 from pipeline.loopfm.arms import FIELDS, SOLARIS_ARMS, Arm, arms_named
-from pipeline.loopfm.lake import read_representations
-from pipeline.loopfm.store_fields import fields_of, one_or_none, with_age
+from pipeline.loopfm.store_fields import one_or_none, with_age
 from pipeline.loopfm.student_rows import SurfaceRows
 from pipeline.loopfm.training import StudentRows, predict_rows, read_by
-from pipeline.loopfm.transfer import trained
+from pipeline.loopfm.transfer import trained, with_served
 from pipeline.run.paths import Run
-from pipeline.solaris.as_served import history_of, served_table
+from pipeline.solaris.as_served import as_served
 from pipeline.solaris.candidates import predict
-from pipeline.solaris.history import VectorHistory
 from pipeline.solaris.precompute import precompute
 from pipeline.solaris.serving import SOURCES
 from pipeline.solaris.vectors import shard_names
@@ -79,16 +77,14 @@ def world(home: str, seed: int, size: dict[str, Any]) -> dict[str, Any]:
     for shard in shard_names(run):
         precompute(run, shard)
     verify(run, "")
-    history = history_of(run)
+    as_served(run)
     frames, sources = {}, np.zeros(len(SOURCES), dtype=np.int64)
-    data = {
-        s: _with_served(run, rows_of_surface(run, s, "own"), history) for s in run.config.surfaces
-    }
+    data = {s: with_served(run, s, rows_of_surface(run, s, "own")) for s in run.config.surfaces}
     gamma = _best_gamma(run, data, seed)
     given = with_students(run, {"transfer.kd_gamma": gamma})
-    for surface, (rows, source_R) in data.items():
+    for surface, rows in data.items():
         frames[surface] = _frame(given, rows, seed)
-        sources += np.bincount(source_R[rows.test_RK[:, 0]], minlength=len(SOURCES))
+        sources += np.bincount(_sources(rows)[rows.test_RK[:, 0]], minlength=len(SOURCES))
     return {
         "gamma": gamma,
         "served": dict(zip(SOURCES, (sources / max(sources.sum(), 1)).tolist(), strict=True)),
@@ -102,25 +98,11 @@ def figures_of(answers: Sequence[dict[str, Any]]) -> dict[str, float]:
     each = [_drawn([answer]) for answer in answers]
     figures: dict[str, float] = {}
     for name, value_D in found_D.items():
-        figures[name] = float(value_D[0])
-        low, high = spread(value_D, [float(one[name][0]) for one in each])
-        figures |= {f"{name}_low": low, f"{name}_high": high}
+        found = with_scatter(value_D, [float(one[name][0]) for one in each])
+        figures |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
     sweep = [figures[f"tr_masked_{share}"] for share in SHARES]
     shares = {f"served_{s}": float(np.mean([a["served"][s] for a in answers])) for s in SOURCES}
     return figures | shares | {"sweep_monotone": float(sweep == sorted(sweep))}
-
-
-def spread(value_D: Floats, worlds: Sequence[float], seed: int = 0) -> tuple[float, float]:
-    """An interval of 95% around `value_D[0]`, of its draws and of the worlds' scatter.
-
-    Student's t knows how little three worlds say of their scatter; of one it says nothing.
-    """
-    noise_D: Floats = np.zeros(len(value_D) - 1)
-    if len(worlds) > 1:
-        error = np.std(worlds, ddof=1) / len(worlds) ** 0.5
-        noise_D = error * np.random.default_rng(seed).standard_t(len(worlds) - 1, len(noise_D))
-    found = interval(np.concatenate([value_D[:1], value_D[1:] + noise_D]))
-    return found.low, found.high
 
 
 def _drawn(answers: Sequence[dict[str, Any]]) -> dict[str, Floats]:
@@ -146,29 +128,20 @@ def _drawn(answers: Sequence[dict[str, Any]]) -> dict[str, Floats]:
     }
 
 
-def _with_served(
-    run: Run, data: SurfaceRows, history: VectorHistory
-) -> tuple[SurfaceRows, npt.NDArray[np.int8]]:
-    """A surface's rows with what the store would have served, and from which source."""
-    stored = read_representations(run)
-    known = pl.DataFrame(
-        {"impression_id": stored.impression_N, "ts_us": stored.ts_us_N, "ad_id": stored.ad_N}
-    )
-    ids = data.ids.join(known, on=["impression_id", "ts_us"], how="left", maintain_order="left")
-    served = history.serve(*(ids[name].to_numpy() for name in ("user_id", "ad_id", "ts_us")))
-    table = pl.DataFrame(pl.from_arrow(served_table(served)))
-    fields = fields_of(table, run.config.model.representation_dim)
-    rows = replace(data.rows, served=fields)
-    return replace(data, rows=rows), served.source_B
+def _sources(data: SurfaceRows) -> npt.NDArray[np.int8]:
+    """The best source of what every row reads, an index into `SOURCES`."""
+    there = {name: (h.end_B > h.begin_B).numpy() for name, h in data.rows.served.items()}
+    best = [there[name] for name in reversed(SOURCES[1:])]
+    return np.select(best, range(len(SOURCES) - 1, 0, -1), 0).astype(np.int8)
 
 
-def _best_gamma(run: Run, data: dict[str, tuple[SurfaceRows, Any]], seed: int) -> float:
+def _best_gamma(run: Run, data: dict[str, SurfaceRows], seed: int) -> float:
     """The weight of soft labels that serves the KD arm best, as benchmarks transfer takes it."""
     (kd,) = arms_named(("kd",))
     found = []
     for gamma in GAMMAS:
         given = with_students(run, {"transfer.kd_gamma": gamma})
-        nes = [_ne(given, rows, kd, seed) for rows, _ in data.values()]
+        nes = [_ne(given, rows, kd, seed) for rows in data.values()]
         found.append(float(np.mean(nes)))
     return GAMMAS[int(np.argmin(found))]
 

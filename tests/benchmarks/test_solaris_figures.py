@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks._solaris_value import PLAIN, SHARES, figures_of, spread
+from benchmarks._paired import with_scatter
+from benchmarks._solaris_value import PLAIN, SHARES, figures_of
 from pipeline.loopfm.arms import SOLARIS_ARMS
 from pipeline.solaris.serving import SOURCES
 
@@ -48,6 +49,6 @@ def test_every_figure_has_an_interval_around_it() -> None:
 
 def test_scatter_of_worlds_widens_an_interval_as_students_t_does() -> None:
     draws = np.full(20_001, 0.5)
-    low, high = spread(draws, [0.4, 0.5, 0.6])
-    assert high - low == pytest.approx(2 * 4.303 * 0.1 / 3**0.5, rel=0.05)
-    assert spread(draws, [0.5]) == (0.5, 0.5)
+    three, one = with_scatter(draws, [0.4, 0.5, 0.6]), with_scatter(draws, [0.5])
+    assert three.high - three.low == pytest.approx(2 * 4.303 * 0.1 / 3**0.5, rel=0.05)
+    assert (one.low, one.high) == (0.5, 0.5)
