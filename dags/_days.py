@@ -41,7 +41,7 @@ def later_days(params: Mapping[str, Any], day: str) -> list[str]:
     """The days after `day` to the form's `until`, none without it; `ConfigError` on a bad range."""
     if not params.get("until"):
         return []
-    until = _as_day(params["until"])
+    until = _as_day(params["until"], "until")
     count = (dt.date.fromisoformat(until) - dt.date.fromisoformat(day)).days
     if not 0 <= count < LONGEST_RANGE:
         raise ConfigError(
@@ -95,7 +95,7 @@ def _day_of_event(event: Any) -> str | None:
     return getattr(event, "partition_key", None) or (event.extra or {}).get("day")
 
 
-def _as_day(value: object) -> str:
+def _as_day(value: object, name: str = "day") -> str:
     if isinstance(value, dt.datetime):
         return value.astimezone(dt.UTC).date().isoformat()
     text = str(value)
@@ -104,7 +104,7 @@ def _as_day(value: object) -> str:
             return text
     except ValueError:
         pass
-    raise ConfigError(f"day must be a date like 2026-11-29, got {text!r}; fix it")
+    raise ConfigError(f"{name} must be a date like 2026-11-29, got {text!r}; fix it")
 
 
 def relative_to_runs(folder: str) -> str:

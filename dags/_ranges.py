@@ -12,7 +12,7 @@ from airflow.sdk import BaseOperator, Context, Param, get_current_context, task
 from airflow.sdk.exceptions import AirflowFailException, DagRunTriggerException
 
 from dags._days import later_days, resolve_day
-from dags._stages import LIGHT, RETRIES, day_param
+from dags._stages import LIGHT, RETRIES, date_param, day_param
 from pipeline.run.errors import ConfigError
 
 SETTINGS: dict[str, Any] = {
@@ -71,12 +71,5 @@ def start_later_days() -> None:
 
 def range_params() -> dict[str, Param]:
     """The form of a DAG that takes a range of days."""
-    until = Param(
-        None,
-        type=["null", "string"],
-        format="date",
-        title="Until (UTC)",
-        description="The last day of a range that begins at Day; empty: one day.",
-        section="What",
-    )
+    until = date_param("Until (UTC)", "The last day of a range that begins at Day; empty: one day.")
     return {"day": day_param(), "until": until}

@@ -176,12 +176,17 @@ def _publish(outlets: Sequence[Any], folder: str, context: Context) -> None:
 
 def day_param() -> Param:
     """The day field of every form."""
+    return date_param("Day (UTC)", "Empty: the partition's day; a run started by hand needs it.")
+
+
+def date_param(title: str, description: str) -> Param:
+    """A date that may be left empty."""
     return Param(
         None,
         type=["null", "string"],
         format="date",
-        title="Day (UTC)",
-        description="Empty: the partition's day; a run started by hand needs it.",
+        title=title,
+        description=description,
         section="What",
     )
 

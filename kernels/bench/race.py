@@ -71,7 +71,7 @@ def race(case: Case, device: str, repeats: int) -> Result:
     contestants = {name: make() for name, make in case.contestants.items()}
     _agree(case, contestants)
     times: dict[str, list[float]] = {name: [] for name in contestants}
-    turn = spent = 0.0
+    turn, spent = 0, 0.0
     while turn < repeats or (turn < MOST_TURNS and spent < SPAN_MS):
         for name, contestant in contestants.items():
             times[name].append(_milliseconds(contestant.outcome, device))

@@ -33,7 +33,7 @@ VARIED = {
         "attention", "compskip", "representation_dim",
     ),
     "train": ("batch_size", "dense_lr", "sparse_lr", "ema_decay", "epochs", "zero_stage", "seed"),
-    "transfer": ("quantization", "sequence_len", "kd_gamma", "kd_alpha", "lr", "seeds"),
+    "transfer": ("serves", "quantization", "sequence_len", "kd_gamma", "kd_alpha", "lr", "seeds"),
     "solaris": ("ttl_hours", "vectors_per_request", "tick_minutes", "num_shards"),
     "evaluation": ("bootstrap_draws", "primary_objective", "max_worse_pct"),
 }  # fmt: skip

@@ -124,7 +124,7 @@ def test_a_range_goes_on_from_the_day_after() -> None:
     [
         ("2026-11-28", "until must be from 2026-11-29 on"),
         ("2027-11-30", "at most 366 days in all, got 2027-11-30"),
-        ("tomorrow", "day must be a date like 2026-11-29, got 'tomorrow'"),
+        ("tomorrow", "until must be a date like 2026-11-29, got 'tomorrow'"),
     ],
 )
 def test_a_range_that_is_none_is_refused(until: str, said: str) -> None:

@@ -119,12 +119,7 @@ def test_a_backfill_of_two_days_runs_the_chain(command: Command, shared_home: Pa
         span = ("--from-date", days[0], "--to-date", days[1])
         made = command("airflow", "backfill", "create", "--dag-id", "foundation_daily", *span)
         assert made.returncode == 0, made.stderr[-3000:]
-        deadline = time.monotonic() + 3000
-        while time.monotonic() < deadline:
-            time.sleep(5)
-            if all(finished(day, shared_home) for day in days):
-                return
-        raise AssertionError("the backfilled days did not finish")
+        wait_for(days, shared_home, 3000)
     finally:
         command("pipeline", "servers", "down")
 
@@ -142,11 +137,7 @@ def test_solaris_alone_for_a_range_of_days(command: Command, shared_home: Path) 
         form = json.dumps({"day": days[0], "until": days[1]})
         made = command("airflow", "dags", "trigger", "solaris_backfill", "--conf", form)
         assert made.returncode == 0, made.stderr[-3000:]
-        deadline = time.monotonic() + 1200
-        while time.monotonic() < deadline:
-            time.sleep(5)
-            if all(finished(day, shared_home) for day in days):
-                break
+        wait_for(days, shared_home, 1200)
     finally:
         command("pipeline", "servers", "down")
     after = {day: fingerprints(shared_home, day) for day in days}
@@ -155,6 +146,13 @@ def test_solaris_alone_for_a_range_of_days(command: Command, shared_home: Path) 
         assert {k: before[day][k] for k in solaris if k != "track/"} == {
             k: after[day].get(k) for k in solaris if k != "track/"
         }
+
+
+def wait_for(days: tuple[str, ...], home: Path, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not all(finished(day, home) for day in days):
+        assert time.monotonic() < deadline, f"{days} did not finish"
+        time.sleep(5)
 
 
 def finished(day: str, home: Path) -> bool:

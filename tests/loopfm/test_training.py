@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 from model.batch import Batch
 from model.config import EmbeddingTable, FeatureSet, Objective, SparseFeature
 from model.student_sequence import History
-from pipeline.loopfm.arms import ALL_ARMS, Arm, arms_named
+from pipeline.loopfm.arms import ALL_ARMS, SOLARIS_ARMS, Arm, arms_named
 from pipeline.loopfm.training import (
     StudentRows,
     predict_rows,
@@ -20,7 +21,7 @@ from pipeline.loopfm.training import (
 from pipeline.run.config import with_overrides
 from pipeline.run.errors import ConfigError
 from pipeline.run.presets import preset
-from pipeline.run.transfer import TransferConfig
+from pipeline.run.transfer import COMPARED, ArmName, TransferConfig
 
 FEATURES = FeatureSet(
     tables=(EmbeddingTable(name="ad", buckets=50),),
@@ -115,6 +116,13 @@ def test_served_vectors_help_and_those_of_other_rows_do_not() -> None:
     assert all_of_them == pytest.approx(both, rel=0.2)  # nobody was served neighbours
     shuffled = Arm(name="shuffled", served=("exact",), shuffled_served=True)
     assert excess(fit(read_by(shuffled, given, 0), shuffled), true) > 0.95 * none
+
+
+def test_the_config_knows_every_arm_and_which_of_them_cannot_serve() -> None:
+    known = (*ALL_ARMS, *SOLARIS_ARMS)
+    assert [arm.name for arm in known] == list(get_args(ArmName))
+    unfit = [a.name for a in known if a.raw or a.loop in ("shuffled", "own") or a.shuffled_served]
+    assert sorted(unfit) == sorted(COMPARED)
 
 
 def test_a_student_that_reads_a_store_needs_served_rows() -> None:
